@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support.kernels import compile_kernel, innermost_loops
+from support.kernels import code_of, innermost_loops
 
 import tvm_deconv as td
 from tvm_deconv.targets import CPU_TARGETS
@@ -13,10 +13,6 @@ QUANTIZED = td.Quantization("int8", "uint8")
 DEPTHWISE = (1, 32, 1, 1, (160,), (7,), (2,), (1,), (2,), (321,))
 CHANNELS = (1, 1, 16, 60, (400,), (20,), (8,), (1,), (6,), (3200,))
 ROWS = (2, 1, 12, 60, (2, 4, 4), (3, 3, 3), (2, 2, 2), (1, 1, 1), (0, 0, 0), (6, 10, 10))
-
-
-def code_of_default(problem, target):
-    return compile_kernel(problem, CPU_TARGETS[target])[1].mod.inspect_source("asm")
 
 
 @pytest.mark.parametrize(
@@ -29,12 +25,13 @@ def code_of_default(problem, target):
 )
 def test_no_array_of_accumulators_is_cleared_in_memory(shape, target, options):
     problem = td.Problem(*shape, data_format="NXC", **options)
-    assert "memset" not in code_of_default(problem, target)
+    assert "memset" not in code_of(problem, CPU_TARGETS[target])
 
 
 def test_no_product_is_added_to_memory():
     """Loops of products store at most what registers spill."""
-    bodies = [body for body in innermost_loops(code_of_default(td.Problem(*ROWS), "x86-64-v4")) if "vfmadd" in body]
+    code = code_of(td.Problem(*ROWS), CPU_TARGETS["x86-64-v4"])
+    bodies = [body for body in innermost_loops(code) if "vfmadd" in body]
     assert len(bodies) >= 4
     for body in bodies:
         assert 8 * len(re.findall(r"\tvmovup\w\t%zmm\d+, ", body)) <= body.count("vfmadd")

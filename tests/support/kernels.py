@@ -93,9 +93,13 @@ def compiled_kernel(kernel, target):
     return tvm.compile(module, target=tvm.target.Target(target.llvm), tir_pipeline=PIPELINE)
 
 
-def code_of(problem, target, algorithm, plan=None):
-    """The assembly of an algorithm's kernel for `problem`, by default by its cheapest plan; the CPU need not run it."""
-    plan = plan or algorithm.candidates(problem, target)[0][1]
+def code_of(problem, target, algorithm=None, plan=None):
+    """The assembly of a kernel for `problem`, which the CPU need not run: the default one, or that of an `algorithm`.
+
+    That is by its cheapest plan, if none is given.
+    """
+    if algorithm is not None:
+        plan = plan or algorithm.candidates(problem, target)[0][1]
     return compile_kernel(problem, target, algorithm, plan)[1].mod.inspect_source("asm")
 
 
