@@ -20,9 +20,9 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.col2im import ChannelColumns, Places
+from tvm_deconv.compute.col2im import ChannelColumns, Places, widens
 from tvm_deconv.compute.extents import int64
-from tvm_deconv.compute.requantization import finished
+from tvm_deconv.compute.requantization import finished, known_bias_at
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
 from tvm_deconv.schedules.x86.column_loops import (
@@ -33,11 +33,14 @@ from tvm_deconv.schedules.x86.column_loops import (
     array,
     asks_ahead,
     column_kernel,
+    conversions,
     free_registers,
+    narrow,
     reduction_steps,
     register_tile,
     rows_of_outputs,
     taps_of,
+    widen,
     zero,
 )
 from tvm_deconv.schedules.x86.prefetching import ask_for, asking_function
@@ -52,17 +55,23 @@ def emit_columns(layout: ChannelColumns, target: CpuTarget) -> PrimFunc:
     """Return ``deconv(data, packed, [bias], out)`` for a problem with channels last, of one group."""
     emitter = _Emitter(layout, target)
     asking = [asking_function(emitter.lines_of_a_step)] if emitter.asks else []
-    return column_kernel(layout, target, emitter.task, *asking)
+    converting = conversions(layout.problem, target) if widens(layout.problem) else []
+    return column_kernel(layout, target, emitter.task, *asking, *converting)
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A block with arrays: those of the kernel, its columns, and the bias of a chunk."""
+    """A block with arrays: those of the kernel, its columns, and the bias of a chunk.
+
+    Where the problem `widens`, also the `data` of a register tile; and the outputs of a row, else all of the kernel's.
+    """
 
     block: Block
     arrays: Arrays
     columns: Any
     bias: Any
+    data: Any
+    line: Any
 
 
 @dataclass(frozen=True)
@@ -108,8 +117,12 @@ class _Emitter:
             length = int64(layout.chunk_vectors * layout.lanes)
             bias = array(problem, layout.chunk_vectors * layout.lanes)
             with build.serial(int64(0), length) as place:
-                build.buffer_store(bias, arrays.bias[place % problem.out_channels], [place])
-        task = _Task(block, arrays, columns, bias)
+                build.buffer_store(bias, known_bias_at(problem, arrays.bias, place % problem.out_channels), [place])
+        data, line = None, arrays.out
+        if widens(problem):
+            data = array(problem, layout.tile.positions * problem.in_channels)
+            line = array(problem, self.axes[2].block * layout.chunk + layout.lanes)
+        task = _Task(block, arrays, columns, bias, data, line)
         free_registers()
         self.products(task)
         free_registers()
@@ -130,15 +143,20 @@ class _Emitter:
             position = (plane * second.data + (at.data[1] + h)) * third.data + (at.data[2] + begin)
             source = build.bind(position * self.problem.in_channels)
             held = ((n * first.rows + d) * second.rows + h) * third.rows + begin
+            if widens(self.problem):
+                read = int64(tile.positions * self.problem.in_channels)
+                with build.If(panel == 0), build.Then():
+                    widen(task.data, int64(0), task.arrays.data, source, int64(0), read, read)
             self._register_tile(task, source, build.bind(held * layout.row), panel)
 
     def _register_tile(self, task: _Task, source: Expr, columns: Expr, panel: Expr) -> None:
         """Emit the columns of a `panel`, stored from `columns` on, of the positions whose data begin at `source`."""
-        layout, tile, channels, arrays = self.layout, self.layout.tile, self.problem.in_channels, task.arrays
+        layout, tile, channels, given = self.layout, self.layout.tile, self.problem.in_channels, task.arrays.data
+        data, begin = (task.data, int64(0)) if widens(self.problem) else (given, source)
 
         def product(ci: Expr, position: int, column: Expr) -> Expr:
-            factor = arrays.packed[(panel * channels + ci) * tile.columns + column]
-            return arrays.data[source + (position * channels + ci)] * factor
+            factor = task.arrays.packed[(panel * channels + ci) * tile.columns + column]
+            return data[begin + (position * channels + ci)] * factor
 
         def keep(position: int, column: Expr, value: Expr) -> None:
             at = columns + (panel * tile.columns + position * layout.row) + column
@@ -147,17 +165,34 @@ class _Emitter:
         def ask(step: Expr) -> None:
             turn, asked = panel * (channels // self.steps) + step, self.lines_of_a_step * LINE
             ahead = tile.positions * channels + turn * (asked // element_bytes(self.problem.dtype))
-            build.evaluate(ask_for(arrays.data[source + ahead], self.lines_of_a_step))
+            build.evaluate(ask_for(given[source + ahead], self.lines_of_a_step))
 
         register_tile(layout, self.target, product, keep, ask if self.asks else None)
 
     def sums(self, task: _Task) -> None:
         """Emit the outputs of a block, row by row."""
         with rows_of_outputs(self.layout, task.block) as row:
-            self._row(task, row)
+            start = row.number(task.block.image + row.image) * self.axes[2].output
+            if widens(self.problem):
+                self._rounded_row(task, row, start)
+            else:
+                self._row(task, row, start)
 
-    def _row(self, task: _Task, row: Row) -> None:
-        """Emit a row of outputs: chunks of places with all taps, and single outputs of the others."""
+    def _rounded_row(self, task: _Task, row: Row, start: Expr) -> None:
+        """Emit a row of outputs in the array of a line, and round them; `start` is as in `_row`, of the kernel's."""
+        third, block, channels = self.axes[2], task.block, self.problem.out_channels
+        first = build.bind(block.begins[2] * third.stride - third.pad)
+        self._row(task, row, -first)
+        begin = build.bind(tirx.max(first, int64(0)))
+        end = tirx.min(int64(third.output), block.ends[2] * third.stride - third.pad)
+        places = (start + begin) * channels, task.line, (begin - first) * channels, (end - begin) * channels
+        narrow(task.arrays.out, *places)
+
+    def _row(self, task: _Task, row: Row, start: Expr) -> None:
+        """Emit a row of outputs: chunks of places with all taps, and single outputs of the others.
+
+        `start` is the place of output 0 in the array that takes them.
+        """
         layout, third, block = self.layout, self.axes[2], task.block
         least, most = third.whole if layout.follows else (0, 0)
         begin = build.bind(tirx.min(tirx.max(block.begins[2], int64(least)), block.ends[2]))
@@ -166,12 +201,12 @@ class _Emitter:
         with build.If(tirx.all(*(taps.count == taps.all for taps in row.taps))):
             with build.Then():
                 with build.serial(begin, end) as place:
-                    self._chunk(task, row, place)
+                    self._chunk(task, row, start, place)
                 for some in ((block.begins[2], begin), (end, block.ends[2])):
                     with build.serial(*some) as place:
-                        self._outputs(task, row, place)
+                        self._outputs(task, row, start, place)
             with build.Else(), build.serial(block.begins[2], block.ends[2]) as place:
-                self._outputs(task, row, place)
+                self._outputs(task, row, start, place)
 
     def _column(self, block: Block, row: Row, taps: Sequence[Expr], data: Expr, element: Expr | int) -> Expr:
         """Return the index of a column of channel 0, of these `taps` of the first axes, and of the last one's data."""
@@ -182,8 +217,8 @@ class _Emitter:
         of_plane = of_d * second.kernel + of_h
         return position * self.layout.row + (of_plane * third.kernel + element) * self.problem.out_channels
 
-    def _chunk(self, task: _Task, row: Row, place: Expr) -> None:
-        """Emit the outputs of a `place` with all taps, by vectors."""
+    def _chunk(self, task: _Task, row: Row, start: Expr, place: Expr) -> None:
+        """Emit the outputs of a `place` with all taps, by vectors; `start` is as in `_row`."""
         layout, lanes, third, channels = self.layout, self.layout.lanes, self.axes[2], self.problem.out_channels
         sums, bias = array(self.problem, layout.chunk_vectors * lanes, "local"), task.bias
         vectors = range(0, layout.chunk_vectors * lanes, lanes)
@@ -198,17 +233,17 @@ class _Emitter:
                         if added < min(layout.chunk, vector + lanes):  # the rest are other columns
                             value = tirx.Select(lane + vector < added, value, zero(self.problem))
                         build.buffer_store(sums, sums[lane + vector] + value, [lane + vector])
-        out = (row.number(task.block.image + row.image) * third.output + (place * third.stride - third.pad)) * channels
-        _store(task.arrays.out, vectors, lambda at: finished(self.problem, sums[at], None, None), out)
+        out = (start + (place * third.stride - third.pad)) * channels
+        _store(task.line, vectors, lambda at: finished(self.problem, sums[at], None, None), out)
 
-    def _outputs(self, task: _Task, row: Row, place: Expr) -> None:
-        """Emit the outputs of a `place` that exist, one by one, each of the taps that read data."""
+    def _outputs(self, task: _Task, row: Row, start: Expr, place: Expr) -> None:
+        """Emit the outputs of a `place` that exist, one by one, of the taps that read data; `start` is as in `_row`."""
         third, channels, lanes = self.axes[2], self.problem.out_channels, self.layout.lanes
         with build.serial(int64(0), int64(third.stride)) as phase:
             output = build.bind(place * third.stride + phase - third.pad)
             with build.If(tirx.all(output >= 0, output < third.output)), build.Then():
                 taps = taps_of(third, place, phase)
-                out = build.bind((row.number(task.block.image + row.image) * third.output + output) * channels)
+                out = build.bind((start + output) * channels)
                 for first in range(0, channels, _AT_ONCE * lanes):
                     self._channels(task, row, taps, out, range(first, min(first + _AT_ONCE * lanes, channels)))
 
@@ -216,16 +251,16 @@ class _Emitter:
         """Emit some `channels` of an output with these taps along the `last` axis; channel 0 is element `out`."""
         lanes = self.layout.lanes
         vectors = range(0, len(channels), lanes)
-        sums, line = (array(self.problem, len(vectors) * lanes, scope) for scope in ("local", "global"))
+        sums, results = (array(self.problem, len(vectors) * lanes, scope) for scope in ("local", "global"))
         bias = task.bias
         _store(sums, vectors, lambda at: zero(self.problem) if bias is None else bias[at + channels.start])
         with build.grid(*(taps.count for taps in (*row.taps, last))) as (*taps, tap):
             column = build.bind(self._column(task.block, row, taps, *last.at(tap)) + channels.start)
             _store(sums, vectors, lambda at: sums[at] + task.columns[column + at])
         # The last vector may have further elements, of other columns.
-        _store(line, vectors, lambda at: finished(self.problem, sums[at], None, None))
+        _store(results, vectors, lambda at: finished(self.problem, sums[at], None, None))
         with build.serial(int64(0), int64(len(channels))) as channel:
-            build.buffer_store(task.arrays.out, line[channel], [out + channels.start + channel])
+            build.buffer_store(task.line, results[channel], [out + channels.start + channel])
 
 
 def _store(array: Any, vectors: range, value: Callable[[Expr], Expr], begin: Expr | int = 0) -> None:

@@ -17,10 +17,10 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as build
 from tvm.tirx import PrimFunc
 
-from tvm_deconv.compute.col2im import RowColumns
+from tvm_deconv.compute.col2im import RowColumns, widens
 from tvm_deconv.compute.extents import int64
 from tvm_deconv.compute.indexing import ravel
-from tvm_deconv.compute.requantization import finished
+from tvm_deconv.compute.requantization import finished, known_bias_at
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import round_up
 from tvm_deconv.schedules.x86.column_loops import (
@@ -30,9 +30,12 @@ from tvm_deconv.schedules.x86.column_loops import (
     array,
     asks_ahead,
     column_kernel,
+    conversions,
     free_registers,
+    narrow,
     register_tile,
     rows_of_outputs,
+    widen,
     zero,
 )
 from tvm_deconv.schedules.x86.interleave import shuffle_network
@@ -47,10 +50,12 @@ _CHANNELS_AHEAD = 2
 def emit_rows(layout: RowColumns, target: CpuTarget) -> PrimFunc:
     """Return ``deconv(data, packed, [bias], out)`` for a problem with positions last."""
     emitter = _Emitter(layout, target)
-    called = {"row_copy.ll": True, "fetch_row.ll": emitter.asks, "streaming_copy.ll": emitter.streams}
-    return column_kernel(
-        layout, target, emitter.task, *(llvm_source(name) for name, needed in called.items() if needed)
-    )
+    streaming = llvm_source("streaming_copy.ll") if emitter.streams else ""
+    copying = [llvm_source("row_copy.ll"), streaming]
+    if widens(layout.problem):
+        copying = conversions(layout.problem, target, streaming)
+    fetching = llvm_source("fetch_row.ll") if emitter.asks else ""
+    return column_kernel(layout, target, emitter.task, *filter(None, (*copying, fetching)))
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class _Emitter:
     def streams(self) -> bool:
         """True if the outputs of a block's rows are stored past the caches."""
         last = self.layout.axes[2]
-        row = min(last.block * last.stride, last.output) * element_bytes(self.problem.dtype)
+        row = min(last.block * last.stride, last.output) * element_bytes(self.problem.output_dtype)
         return goes_to_memory(self.problem) and row >= SHORTEST_STREAM
 
     def task(self, arrays: Arrays, block: Block) -> None:
@@ -126,15 +131,22 @@ class _Emitter:
                 later = task.arrays.data[source + _CHANNELS_AHEAD * math.prod(problem.data_spatial)]
                 self._call(FETCH, (later,), (int64(length),))
             if layout.whole or layout.masked:
-                self._call(COPY, (task.data[to], task.arrays.data[source]), (int64(length),))
+                self._pack_row(task, to, source, int64(0), int64(length))
             else:
                 zeros = build.bind(tirx.min(tirx.max(-begin, int64(0)), int64(length)))
                 end = build.bind(tirx.max(tirx.min(third.data - begin, int64(length)), zeros))
-                for start, count in ((int64(0), zeros), (end, length - end)):
-                    with build.serial(int64(0), count) as place:
-                        build.buffer_store(task.data, zero(problem), [to + start + place])
-                elements = task.data[to + zeros], task.arrays.data[source]
-                self._call(COPY, elements, (end - zeros,))
+                self._pack_row(task, to, source, zeros, end)
+
+    def _pack_row(self, task: _Task, to: Expr, source: Expr, zeros: Expr, end: Expr) -> None:
+        """Emit the copy of a row of data from `source` to between `zeros` and `end`, with zeros around it."""
+        length, data = int64(self.layout.runs[1]), task.arrays.data
+        if widens(self.problem):
+            widen(task.data, to, data, source, zeros, end - zeros, length)
+            return
+        for start, count in ((int64(0), zeros), (end, length - end)):
+            with build.serial(int64(0), count) as place:
+                build.buffer_store(task.data, zero(self.problem), [to + start + place])
+        self._call(COPY, (task.data[to + zeros], data[source]), (end - zeros,))
 
     def _begin(self, block: Block) -> Expr:
         """Return the first position of a `block` along the last axis, which may be before the data."""
@@ -177,14 +189,17 @@ class _Emitter:
         first = build.bind(block.begins[2] * third.stride - third.pad)
         begin = build.bind(tirx.max(first, int64(0)))
         end = tirx.min(int64(third.output), block.ends[2] * third.stride - third.pad)
-        name = STREAM if self.streams else COPY
-        self._call(name, (task.arrays.out[start + begin], task.line[begin - first]), (end - begin,))
+        if widens(problem):
+            narrow(task.arrays.out, start + begin, task.line, begin - first, end - begin)
+        else:
+            name = STREAM if self.streams else COPY
+            self._call(name, (task.arrays.out[start + begin], task.line[begin - first]), (end - begin,))
 
     def _mask(self) -> Any:
         """Emit the mask of the places of a row, from `around` places before its data on, and return it."""
         layout, last = self.layout, self.layout.axes[2]
         length = int64(layout.mask_elements)
-        bits = 8 * element_bytes(self.problem.dtype)
+        bits = 8 * element_bytes(self.problem.accumulate_dtype)
         mask = build.alloc_buffer([length], f"int{bits}", scope="global", layout=None)
         with build.serial(int64(0), length) as place:
             within = tirx.all(place >= layout.around, place < layout.around + last.rows)
@@ -198,7 +213,8 @@ class _Emitter:
         problem, lanes, third, mask = self.problem, self.layout.lanes, self.layout.axes[2], task.mask
         sums = array(problem, third.stride * lanes, "local")
         bias = task.arrays.bias
-        start = zero(problem) if bias is None else bias[task.block.group * problem.out_channels + channel]
+        number = task.block.group * problem.out_channels + channel
+        start = zero(problem) if bias is None else known_bias_at(problem, bias, number)
 
         def each(phases: Iterable[int], value: Callable[[int, Expr], Expr]) -> None:
             for phase in phases:

@@ -17,9 +17,12 @@ from tvm.tirx import PrimFunc
 from tvm_deconv.compute.col2im import ChannelColumns, ColumnLayout, Places, RowColumns
 from tvm_deconv.compute.extents import Extent, Extents, int64, shape_of
 from tvm_deconv.compute.indexing import unravel
+from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
+from tvm_deconv.schedules.x86.conversions import row_conversion
 from tvm_deconv.schedules.x86.row_prefetching import data_bytes
-from tvm_deconv.schedules.x86.stores import import_functions
+from tvm_deconv.schedules.x86.row_widening import WIDEN, row_widening
+from tvm_deconv.schedules.x86.stores import CONVERT, import_functions
 from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
 
@@ -108,11 +111,13 @@ def column_kernel(
         with build.prim_func():
             build.func_name("deconv")
             build.func_attr({"global_symbol": "deconv", "tirx.noalias": True})
-            data = _argument("data", problem, (batch, *problem.data_shape[1:]))
-            packed = _argument("packed", problem, (layout.packed_elements,))
-            bias = _argument("bias", problem, problem.bias_shape) if problem.epilogue.bias else None
+            accumulator = problem.accumulate_dtype
+            data = _argument("data", problem.dtype, (batch, *problem.data_shape[1:]))
+            packed = _argument("packed", accumulator, (layout.packed_elements,))
+            bias = _argument("bias", accumulator, problem.bias_shape) if problem.epilogue.bias else None
             outputs = [axis.output for axis in layout.axes[3 - problem.rank :]]
-            out = _argument("out", problem, (batch, *outputs, channels) if last else (batch, channels, *outputs))
+            shape = (batch, *outputs, channels) if last else (batch, channels, *outputs)
+            out = _argument("out", problem.output_dtype, shape)
             arrays = Arrays(_flat(data), packed, bias, _flat(out))
             tasks = int64(layout.tasks) if isinstance(batch, int) else batch * layout.tasks
             with build.parallel(int64(0), tasks) as task:
@@ -210,6 +215,27 @@ def register_tile(
     each(lambda number, element, place: keep(number, element, sums[place]))
 
 
+def widen(to: Any, place: Expr, source: Any, begin: Expr, zeros: Expr, count: Expr, length: Expr) -> None:
+    """Emit the call that makes a row of float32: `zeros`, then `count` elements of `source`, and zeros again.
+
+    The row has `length` elements, from `place` of `to` on, and those of the source are from `begin` on.
+    """
+    ends = to[place], to[place + (length - 1)], source[begin]
+    sizes = [size.astype("int32") for size in (zeros, count, length)]
+    build.evaluate(tirx.call_extern("int32", WIDEN, *map(tirx.address_of, ends), *sizes))
+
+
+def narrow(to: Any, place: Expr, source: Any, begin: Expr, count: Expr) -> None:
+    """Emit the call that rounds `count` outputs of `source`, from `begin` on, to those of `to`, from `place` on."""
+    ends = map(tirx.address_of, (to[place], source[begin]))
+    build.evaluate(tirx.call_extern("int32", CONVERT, *ends, count.astype("int32")))
+
+
+def conversions(problem: Problem, target: CpuTarget, before: str = "") -> list[str]:
+    """Return the functions, in LLVM IR, of `widen` and `narrow`: past the caches with those of streams `before`."""
+    return [row_widening(problem.dtype), before + row_conversion(problem, target, streams=bool(before))]
+
+
 def asks_ahead(problem: Problem, target: CpuTarget) -> bool:
     """Tell whether data are asked for ahead, since they may not stay in the second-level cache."""
     return 0 in problem.dynamic or data_bytes(problem) > target.l2_bytes
@@ -232,8 +258,8 @@ def taps_of(axis: Places, place: Expr, phase: Expr) -> Taps:
     return Taps(axis, data, element, count, taps)
 
 
-def _argument(name: str, problem: Problem, shape: Sequence[Extent]) -> Any:
-    return build.arg(name, build.buffer(shape_of(shape), problem.accumulate_dtype, align=1, layout=None))
+def _argument(name: str, dtype: str, shape: Sequence[Extent]) -> Any:
+    return build.arg(name, build.buffer(shape_of(shape), storage_dtype(dtype), align=1, layout=None))
 
 
 def _flat(array: Any) -> Any:

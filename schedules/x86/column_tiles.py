@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tvm_deconv.compute.col2im import ChannelColumns, ColumnTile, Places, RowColumns, has_short_rows, places
+from tvm_deconv.compute.col2im import ChannelColumns, ColumnTile, Places, RowColumns, has_short_rows, places, widens
 from tvm_deconv.compute.phases import Geometry
 from tvm_deconv.problem import Problem, element_bytes
 from tvm_deconv.problem.arithmetic import ceil_div
@@ -66,7 +66,7 @@ def _tiles(problem: Problem, target: CpuTarget) -> Iterator[ColumnTile]:
     lanes, last = accumulator_lanes(problem, target), problem.data_format == "NXC"
     for block in _blocks(problem):
         smallest = ColumnTile(*block, 1 if last else lanes, lanes if last else 1)
-        if not (last or has_short_rows(problem, smallest)):
+        if not has_short_rows(problem, smallest):
             continue
         layout = layout_of(problem, smallest, lanes)
         longest = min(layout.runs[1], _positions_in_sets(problem)) if last else layout.columns
@@ -79,7 +79,7 @@ def _tiles(problem: Problem, target: CpuTarget) -> Iterator[ColumnTile]:
 
 def _positions_in_sets(problem: Problem) -> int:
     """Return how many neighbouring positions, channels last, have lines that a set of the first-level cache holds."""
-    return _WAYS * _WAY_BYTES // math.gcd(problem.in_channels * element_bytes(problem.dtype), _WAY_BYTES)
+    return _WAYS * _WAY_BYTES // math.gcd(problem.in_channels * element_bytes(problem.accumulate_dtype), _WAY_BYTES)
 
 
 def _blocks(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
@@ -96,20 +96,31 @@ def _blocks(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
 def _cycles(layout: ChannelColumns | RowColumns, target: CpuTarget) -> float:
     """Return the cycles of a call."""
     problem, costs, channels = layout.problem, costs_of(target), layout.problem.in_channels
+    size_of = element_bytes(problem.accumulate_dtype)
     if isinstance(layout, RowColumns):
         packed, near, sums = channels * _packed(layout, target), channels * layout.pitch, _row_sums(layout, costs)
+    elif widens(problem):
+        packed, near = _widened(layout, costs), channels * layout.tile.positions
+        sums = _chunk_sums(layout) + _narrowed(layout)
     else:
         packed, near, sums = 0.0, 0, _chunk_sums(layout)
     vectors = layout.vectors
     products, loads = vectors * layout.broadcasts, vectors + layout.broadcasts
     step = max(costs.load * loads, products, (products + loads + 1) / costs.issue, LATENCY_ACCUMULATORS + costs.slack)
-    if vectors * layout.lanes * channels * element_bytes(problem.dtype) > target.l1_bytes // 2:
+    if vectors * layout.lanes * channels * size_of > target.l1_bytes // 2:
         step = max(step, costs.panel * vectors)
     made = layout.tiles * layout.panels * products / 2 * (step * channels / products + costs.reduction)
-    size = (layout.held + near) * element_bytes(problem.dtype)
+    size = (layout.held + near) * size_of
     far = _FAR * (size > target.l2_bytes) + _FARTHER * (size > LAST_CACHE // 4)
     kept = (_KEPT * layout.held + far * (layout.held + near)) / layout.lanes
     return layout.tasks * (packed + made + kept + costs.task) + layout.batch * sums
+
+
+def _widened(layout: ChannelColumns, costs: Costs) -> float:
+    """Return the cycles to make float32 of a block's data, a register tile at a time."""
+    (counts, length), positions = layout.runs, layout.tile.positions
+    vectors = ceil_div(positions * layout.problem.in_channels, layout.lanes)
+    return math.prod(counts) * ceil_div(length, positions) * (costs.pack * vectors + _ROW)
 
 
 def _packed(layout: RowColumns, target: CpuTarget) -> float:
@@ -144,6 +155,13 @@ def _chunk_sums(layout: ChannelColumns) -> float:
     finished = (chunks * layout.chunk_vectors + single * vectors) * _FINISHED
     stored = single * (_SINGLE + layout.problem.out_channels)
     return taps * added * _ADDED + rows * (finished + stored)
+
+
+def _narrowed(layout: ChannelColumns) -> float:
+    """Return the cycles to round the outputs of an image, row by row."""
+    *outer, last = layout.axes
+    rows = math.prod(axis.output for axis in outer) * last.blocks
+    return rows * (_STORED * ceil_div(last.block * layout.chunk, layout.lanes) + _END)
 
 
 def _whole(axis: Places) -> int:

@@ -26,6 +26,8 @@ from tvm_deconv.schedules.x86.statements import outside_of, rewritten_loops
 from tvm_deconv.schedules.x86.stores import Row, Span, all_of, llvm_source
 from tvm_deconv.targets import CpuTarget
 
+#: The function of `widen_row.ll`.
+WIDEN = "tvm_deconv_widen"
 #: The stage that packs rows.
 _STAGE = "data_rows"
 #: By the type of data: LLVM's name of it, and the file of what makes float32 of it.
@@ -45,10 +47,13 @@ def widen_rows(func: PrimFunc, problem: Problem, target: CpuTarget) -> tuple[Pri
         return func, ""
     calls: list[Stmt] = []
     func = rewritten_loops(func, _STAGE, ForKind.SERIAL, partial(_widened, problem.dtype, calls))
-    if not calls:
-        return func, ""
-    stored, name = _STORED[problem.dtype]
-    return func, llvm_source(name) + Template(llvm_source("widen_row.ll")).substitute(stored=stored)
+    return func, row_widening(problem.dtype) if calls else ""
+
+
+def row_widening(dtype: str) -> str:
+    """Return the LLVM IR of the function `WIDEN`, which makes rows of float32 of those of `dtype`."""
+    stored, name = _STORED[dtype]
+    return llvm_source(name) + Template(llvm_source("widen_row.ll")).substitute(stored=stored)
 
 
 def _widened(dtype: str, calls: list[Stmt], loop: For) -> Stmt | None:
@@ -87,7 +92,7 @@ def _widened(dtype: str, calls: list[Stmt], loop: For) -> Stmt | None:
     sizes = [tirx.Cast("int32", row.ranges.simplify(size)) for size in (begin, count, length)]
     # The call names the last element too: TVM shrinks a stage to the elements that it sees used.
     addresses = [target.address(), target.address(length - 1), source.address(begin)]
-    call = Evaluate(tirx.call_extern("int32", "tvm_deconv_widen", *addresses, *sizes))
+    call = Evaluate(tirx.call_extern("int32", WIDEN, *addresses, *sizes))
     calls.append(call)
     values = [row.first.simplify(value) for value in realize.iter_values]
     regions = [source.region], [target.region]

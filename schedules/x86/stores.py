@@ -55,7 +55,7 @@ _PACKING = ("data_rows", "data_pack")
 #: The shortest rows, in bytes, that are stored past the caches: shorter ones are mostly parts of lines.
 SHORTEST_STREAM = 8 * LINE
 #: The same of rows that are converted: their parts of lines take longer.
-_SHORTEST_CONVERTED = 64 * LINE
+_SHORTESTCONVERTED = 64 * LINE
 #: The shortest, in bytes, that are converted by a call: for less than some lines it costs more than it saves.
 SHORTEST_CALL = 4 * LINE
 #: The functions of `streaming_copy.ll` and `row_copy.ll`.
@@ -64,7 +64,7 @@ FENCE = "tvm_deconv_fence"
 COPY = "tvm_deconv_copy"
 _ROW = "tvm_deconv_row"
 #: The function of `convert_row.ll`.
-_CONVERT = "tvm_deconv_convert"
+CONVERT = "tvm_deconv_convert"
 
 
 def outgrows_caches(problem: Problem) -> bool:
@@ -115,7 +115,7 @@ def lower_streaming_stores(func: PrimFunc, functions: str = "", conversion: str 
     LLVM IR that `func` calls already.
     """
     source = llvm_source("streaming_copy.ll") + functions + conversion
-    shortest = _SHORTEST_CONVERTED if conversion else SHORTEST_STREAM
+    shortest = _SHORTESTCONVERTED if conversion else SHORTEST_STREAM
     lowering = _Lowering(source, shortest=shortest, copy=STREAM, converts=bool(conversion), fence=FENCE)
     return lowering.lower(func, always=bool(functions))
 
@@ -252,7 +252,7 @@ class _Lowering:
             if target.buffer.dtype == source.buffer.dtype:
                 call = tirx.call_extern("int32", self.copy, *addresses, _bytes(count, size))
             else:
-                call = tirx.call_extern("int32", _CONVERT, *addresses, _bytes(count, 1))
+                call = tirx.call_extern("int32", CONVERT, *addresses, _bytes(count, 1))
         else:
             return None
         block, values = realize.block, [row.first.simplify(value) for value in realize.iter_values]

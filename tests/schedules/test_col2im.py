@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, call_kernel, code_of, compile_kernel, innermost_loops, run_kernel, targets
+from support.kernels import X86, call_kernel, code_of, compile_kernel, innermost_loops, run_kernel, targets, turn_of
 from support.strategies import not_empty, operands, problems
 from support.tolerances import assert_norm_close
 
@@ -23,6 +23,7 @@ from tvm_deconv.schedules.x86.column_tiles import Plan
 from tvm_deconv.targets import CPU_TARGETS
 
 COL2IM = named("col2im")
+TYPES = ("float16", "bfloat16")
 AVX2 = CPU_TARGETS["x86-64-v3"]
 #: Targets of which its costs have been measured, and one of which they have not.
 MEASURED = AVX2, CPU_TARGETS["x86-64-v4"]
@@ -107,9 +108,31 @@ def test_outputs_of_any_layer(problem, target):
 
 
 @targets
+@pytest.mark.parametrize("name", [*CASES, *ROWS])
+def test_outputs_of_16_bits(name, target):
+    """Data become float32, and rows of outputs are rounded; the types take turns."""
+    names = [*CASES, *ROWS]
+    for data_format, cases in (("NXC", CASES), ("NCX", ROWS)):
+        if name in cases:
+            problem = cases[name].replace(dtype=turn_of(TYPES, names.index(name)), data_format=data_format)
+            check(problem, target, random.Random(4).choice(COL2IM.candidates(problem, target))[1], 6)
+
+
+@targets
+@pytest.mark.parametrize("data_format", DATA_FORMATS)
+def test_bias_of_any_nan_stays_nan_in_bfloat16(data_format, target):
+    """Rounding must not carry into the sign, nor make an infinity of what is left of its bits."""
+    problem = PLAIN.replace(dtype="bfloat16", data_format=data_format, epilogue=td.Epilogue(True))
+    data, weights, bias = operands(problem, 3)
+    bias[:] = np.array([0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF], "uint32").view("float32")
+    plan = COL2IM.candidates(problem, target)[0][1]
+    assert np.isnan(run_kernel(problem, target, data, weights, bias, COL2IM, plan).astype("float32")).all()
+
+
+@targets
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    problem=problems(dtypes=["float32", "float64"], max_macs=60_000).filter(not_empty),
+    problem=problems(dtypes=["float32", "float64", *TYPES], max_macs=60_000).filter(not_empty),
     seed=st.integers(0, 2**20),
 )
 @example(problem=PLAIN.replace(batch=4, kernel=(9, 1), pads_begin=(3, 0)), seed=8)
@@ -151,10 +174,18 @@ def test_few_outputs_take_it_by_default():
     for target in MEASURED:
         assert X86.default(problem, target)[0] is COL2IM
     assert X86.default(problem, NOT_MEASURED)[0] is not COL2IM
-    for other in (problem.replace(out_channels=64), problem.replace(in_channels=7), problem.replace(dtype="float16")):
+    for other in (problem.replace(out_channels=64), problem.replace(in_channels=7), problem.replace(dtype="int8")):
         assert X86.default(other, AVX2)[0] is not COL2IM
-    for other in (problem.replace(groups=2), problem.replace(dtype="float16")):
+    for other in (problem.replace(groups=2), problem.replace(dtype="int8")):
         assert not COL2IM.supports(other, AVX2)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_16_bits_take_it_by_default_unless_there_are_words(dtype):
+    problem = PLAIN.replace(dtype=dtype, in_channels=128, data_spatial=(32, 32), output_spatial=(64, 64))
+    assert X86.default(problem, AVX2)[0] is COL2IM
+    words = CPU_TARGETS["x86-64-v4-bf16"]
+    assert COL2IM.is_default_for(problem, words) == (dtype == "float16")
 
 
 @pytest.mark.parametrize(("channels", "most"), [(64, 13), (512, 13), (1024, 8)])
@@ -291,19 +322,21 @@ def test_candidates_have_rows_that_32_bits_count():
     assert 1 << 24 <= max(tile.width for tile in tiles) * 16 < 1 << 29
 
 
-def test_rows_are_fetched_ahead_and_stored_past_the_caches(monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", *TYPES])
+def test_rows_are_fetched_ahead_and_stored_past_the_caches(monkeypatch, dtype):
     """If caches keep neither; each block asks for what it packs, and each task waits for its stores."""
     monkeypatch.setattr(col2im_rows, "goes_to_memory", lambda _: True)
     monkeypatch.setattr(col2im_rows, "SHORTEST_STREAM", 0)
-    problem = PLAIN.replace(data_format="NCX", groups=2, data_spatial=(6, 50), output_spatial=(12, 100))
+    problem = PLAIN.replace(data_format="NCX", groups=2, data_spatial=(6, 50), output_spatial=(12, 100), dtype=dtype)
     plan = Plan(ColumnTile(1, 1, 4, 17, 16, 5), share_data=False)
     small = dataclasses.replace(AVX2, l2_bytes=1 << 10)
     kernel, libraries = compile_kernel(problem, small, COL2IM, plan)
     text = kernel.deconv.script()
-    assert all(name in text for name in ("tvm_deconv_fetch_row", "tvm_deconv_stream", "tvm_deconv_fence"))
+    stores = "tvm_deconv_stream" if dtype == "float32" else "tvm_deconv_convert"
+    assert all(name in text for name in ("tvm_deconv_fetch_row", stores, "tvm_deconv_fence"))
     data, weights, bias = operands(problem, 4)
     found = call_kernel(problem, kernel, libraries, data, weights, bias)
-    assert_norm_close(found.astype(np.float64), reference(problem, data, weights, bias), "float32")
+    assert_norm_close(found.astype(np.float64), reference(problem, data, weights, bias), dtype)
 
 
 @pytest.mark.parametrize(("positions", "columns"), [(6, 16), (4, 24)])

@@ -8,10 +8,12 @@ Along an axis output ``i`` is phase ``r`` of place ``w``, with ``i = s*w + r - p
 `period` further than the one before, and data `jump` places before.
 
 In `N *X C` vectors hold columns, so that few output channels fill some with the elements of the kernel. Data are read
-where the caller has them. All phases of a place and their channels are neighbours in the output, and so are the columns
-that one tap adds to them. In `N C *X` vectors hold positions, and a register tile has several columns, whatever phases
-they are of. The data of a block are packed. Along the last axis zeros are around them, or columns that are outside of
-the data are masked as they are added.
+where the caller has them, or from what a register tile of 16 bits became. All phases of a place and their channels are
+neighbours in the output, and so are the columns that one tap adds to them. In `N C *X` vectors hold positions, and a
+register tile has several columns, whatever phases they are of. The data of a block are packed. Along the last axis
+zeros are around them, or columns that are outside of the data are masked as they are added.
+
+Columns and sums are accumulators. Data of 16 bits are widened as they are packed or read, outputs rounded by rows.
 """
 
 from __future__ import annotations
@@ -140,11 +142,18 @@ def places(problem: Problem, tile: ColumnTile) -> tuple[Places, Places, Places]:
     return first, second, third
 
 
+def widens(problem: Problem) -> bool:
+    """Tell whether data and outputs are stored in fewer bits than their columns, and converted by rows."""
+    return element_bytes(problem.dtype) < element_bytes(problem.accumulate_dtype)
+
+
 def has_short_rows(problem: Problem, tile: ColumnTile) -> bool:
-    """Tell whether 32 bits count the bytes of what is copied at once: of a channel's data, and of a row of outputs."""
+    """Tell whether 32 bits count the bytes of what is copied at once: of a piece of the data, and a row of outputs."""
     first, second, third = places(problem, tile)
-    data = first.rows * second.rows * (third.block + third.reach)
-    return max(data, third.block * third.stride) * element_bytes(problem.dtype) < _LARGEST_COPY
+    data, outputs = first.rows * second.rows * (third.block + third.reach), third.block * third.stride
+    if problem.data_format == "NXC":
+        data, outputs = tile.positions * problem.in_channels, outputs * problem.out_channels
+    return max(data, outputs) * element_bytes(problem.accumulate_dtype) < _LARGEST_COPY
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,8 @@ class ColumnLayout:
             raise ValueError(f"tile={self.tile}: must be of numbers from 1 on")
         if batch % images:
             raise ValueError(f"images={images}: must divide the batch of any call, {batch}")
+        if not has_short_rows(self.problem, self.tile):
+            raise ValueError(f"tile={self.tile}: rows of a block must have less than {_LARGEST_COPY} bytes")
 
     @cached_property
     def axes(self) -> tuple[Places, Places, Places]:
@@ -276,8 +287,6 @@ class RowColumns(ColumnLayout):
         super().__post_init__()
         if self.tile.positions % self.lanes:
             raise ValueError(f"positions={self.tile.positions}: must be a multiple of {self.lanes}")
-        if not has_short_rows(self.problem, self.tile):
-            raise ValueError(f"tile={self.tile}: rows of a block must have less than {_LARGEST_COPY} bytes")
 
     @cached_property
     def masked(self) -> bool:

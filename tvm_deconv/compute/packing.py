@@ -320,7 +320,7 @@ def pack_columns(layout: ColumnLayout) -> PrimFunc:
     ):
         column = number * panel + lane
         *place, channel = unravel(column, (*problem.kernel, problem.out_channels))
-        element = source[(g, ci, channel, *place)]
+        element = to_accumulator(source[(g, ci, channel, *place)], problem.filter_dtype, dtype)
         value = tirx.if_then_else(column < layout.columns, element, tirx.const(0, dtype))
         build.buffer_store(packed, value, [ravel((g, number, ci, lane), shape)])
     return builder.get()

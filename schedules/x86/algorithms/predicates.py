@@ -94,17 +94,17 @@ def fills_vectors_with_inputs(problem: Problem, target: CpuTarget) -> bool:
 
 
 def adds_columns(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
-    """Extents are fixed, elements are accumulators.
+    """Extents are fixed, elements are floating point numbers.
 
     In `N *X C` there is one group, and in `N C *X` the phases of the last axis are interleaved.
     """
-    stored = problem.dtype == problem.output_dtype == problem.accumulate_dtype and problem.quantization is None
+    stored = problem.accumulate_dtype != "int32"
     fits = problem.groups == 1 if problem.data_format == "NXC" else problem.strides[-1] <= MAX_STREAMS
     return stored and fits and not problem.dynamic_axes
 
 
 def fills_vectors_with_columns(problem: Problem, target: CpuTarget) -> bool:
-    """Input channels fill a vector.
+    """Input channels fill a vector, and the target does not multiply words of the type.
 
     Without dilations columns do in `N *X C`, and the outputs of a place stay in registers; in `N C *X` taps are few.
     Of AVX-512, machines with one multiply-add in a cycle have been measured.
@@ -119,7 +119,8 @@ def fills_vectors_with_columns(problem: Problem, target: CpuTarget) -> bool:
     else:
         fits = all(k <= _MOST_TAPS * stride for k, stride in zip(problem.kernel, problem.strides, strict=True))
     measured = target.vector_registers <= 16 or (target.multiply_adds == 1 and not target.mesh)
-    return measured and fits and problem.in_channels >= lanes and adds_columns(problem, target)
+    filled = problem.in_channels >= lanes and not multiplies_direct_words(problem, target)
+    return measured and fits and filled and adds_columns(problem, target)
 
 
 def fills_panels(problem: Problem, target: CpuTarget) -> bool:
