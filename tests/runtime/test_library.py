@@ -28,6 +28,7 @@ import tvm_deconv as td
 from tvm_deconv.artifact.elf import dynamic
 from tvm_deconv.compiler.launcher import find_compiler
 from tvm_deconv.runtime import loader
+from tvm_deconv.runtime.host import HostCall
 from tvm_deconv.runtime.process import PROCESS
 from tvm_deconv.targets import CPU_TARGETS, CpuTarget, Host
 
@@ -167,6 +168,28 @@ def test_bias_in_bfloat16(library):
     data, filter, bias = operands(problem)
     bias = bias.astype(data.dtype)
     assert_right(problem, library.bind(problem, filter, bias)(data), data, filter, bias.astype(np.float32))
+
+
+def test_later_calls_of_bfloat16_take_the_fast_path(library, monkeypatch):
+    """The first call says what NumPy's dtype is; other arrays are checked as before."""
+    problem = made.PROBLEMS["bfloat16"]
+    data, filter, bias = operands(problem)
+    layer = library.bind(problem, filter, bias)
+    expected = layer(data)
+    assert expected.dtype == data.dtype
+    with monkeypatch.context() as patch:
+        patch.setattr(HostCall, "compute", None)
+        out = np.full(problem.output_shape, np.nan, data.dtype)
+        assert layer(data, out) is out
+        for found in (out, layer(data)):
+            assert found.dtype == data.dtype
+            np.testing.assert_array_equal(found, expected)
+    with pytest.raises(td.TensorTypeError, match="dtype must be bfloat16"):
+        layer(data.astype(np.float32))
+    with pytest.raises(td.TensorTypeError):
+        layer(data, out.astype(np.float32))
+    with pytest.raises(td.TensorError, match="out"):
+        layer(data, data)
 
 
 @pytest.mark.parametrize("name", ["no batch", "no output"])

@@ -20,6 +20,7 @@ from tvm_deconv.runtime.threads import MAX_LANES, checked_limit, make_arena
 
 _REFUSALS = (RuntimeError, ValueError, TypeError)  # of a kernel, which checks its arguments
 _MOST_SHAPES = 4096  # that a layer of a variable problem remembers
+_BITS = np.dtype(np.uint16)  # of bfloat16, as it crosses to the kernels
 
 
 class HostMemory:
@@ -72,10 +73,10 @@ class HostCall:
         # The output's shape by the data's. A variable problem learns those of its calls.
         self._output_shapes = {} if problem.dynamic else {problem.data_shape: problem.output_shape}
         self._output_storage = storage(problem.output_dtype)
-        # The fast path compares dtypes by identity. It is not for bfloat16, which NumPy does not know.
-        fast = problem.dtype != BFLOAT16
-        self._data_dtype = np.dtype(problem.dtype) if fast else None
-        self._output_dtype = self._output_storage if fast else None
+        # The fast path compares dtypes by identity. NumPy does not know bfloat16: the first call says what it is.
+        self._as_bits = problem.dtype == BFLOAT16
+        self._data_dtype = None if self._as_bits else np.dtype(problem.dtype)
+        self._output_dtype = None if self._as_bits else self._output_storage
         self._path = served.artifact.path
         self.constants = guarded(_constants, problem, served.artifact, filter, bias, scaling)
         self._deconv: Callable[..., None] = served.artifact
@@ -94,21 +95,25 @@ class HostCall:
         limit = 0 if threads is None else checked_limit(threads)
         if type(host) is not int or not 0 <= host <= INT64_MAX:
             host = integer("host", host, 0)
-        # The fast path: plain arrays of NumPy that need no conversion.
+        # The fast path: plain arrays of NumPy that need no conversion but a view of their bits.
         shape = self._output_shapes.get(data.shape) if type(data) is np.ndarray else None
         if shape is not None and data.dtype is self._data_dtype and data.flags.carray:
             result = None
             if out is None:
-                result = empty(shape, self._output_storage)
+                result = empty(shape, data.dtype if self._as_bits else self._output_storage)
             elif _is_plain(out, self._output_dtype, shape) and not np.may_share_memory(data, out):
                 result = out
             if result is not None:
+                read, written = (data.view(_BITS), result.view(_BITS)) if self._as_bits else (data, result)
                 try:
-                    self._deconv(limit, self._arena, host, data, *self.constants, result)
+                    self._deconv(limit, self._arena, host, read, *self.constants, written)
                 except _REFUSALS as error:
                     raise self._refused(error) from error
                 return result
-        return self.compute(arrays.borrow("data", data), out, {}, limit, host)
+        computed = self.compute(arrays.borrow("data", data), out, {}, limit, host)
+        if self._as_bits and type(data) is np.ndarray:
+            self._data_dtype = self._output_dtype = data.dtype
+        return computed
 
     def compute(self, data: Borrowed, out: Any, others: dict[str, Array], limit: int = 0, host: int = 0) -> Any:
         """Check `data` and `out`, which must not overlap each other or `others`, and return the output."""
