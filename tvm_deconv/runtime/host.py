@@ -75,7 +75,7 @@ class HostCall:
         self._output_storage = storage(problem.output_dtype)
         # The fast path compares dtypes by identity. NumPy does not know bfloat16: the first call says what it is.
         self._as_bits = problem.dtype == BFLOAT16
-        self._data_dtype = None if self._as_bits else np.dtype(problem.dtype)
+        self._data_dtype: Any = None if self._as_bits else np.dtype(problem.dtype)
         self._output_dtype = None if self._as_bits else self._output_storage
         self._path = served.artifact.path
         self.constants = guarded(_constants, problem, served.artifact, filter, bias, scaling)
