@@ -46,13 +46,16 @@ def by_the_definition(p, data, filter, bias, scaling):
         channel = index[1]
         total = sums[index] + (0 if bias is None else int(bias[channel]))
         scale = 1 if p.output_dtype == "int32" else np.float32(scaling.data_scale * scales[channel])
+        inverse = np.float32(1 / scaling.output_scale)
+        if p.output_dtype in STORED and p.epilogue.activation in ("none", "relu", "leaky_relu"):
+            scale, inverse = min(scale * inverse, np.float32(2.0**64)), 1
         real = total if p.output_dtype == "int32" else np.float32(total) * scale
         if p.epilogue.activation == "relu":
             real = max(real, 0)
         elif p.epilogue.activation == "clip":
             real = min(max(real, np.float32(p.epilogue.minimum)), np.float32(p.epilogue.maximum))
         if p.output_dtype in STORED:
-            nearest = np.rint(np.float32(real) * np.float32(1 / scaling.output_scale))
+            nearest = np.rint(np.float32(real) * inverse)
             limits = np.iinfo(p.output_dtype)
             real = min(max(int(nearest) + scaling.output_zero_point, limits.min), limits.max)
         out[index] = real
@@ -64,6 +67,17 @@ def by_the_definition(p, data, filter, bias, scaling):
 def test_the_reference_is_the_definition(p, seed):
     arrays = testing.operands(p, seed)
     np.testing.assert_array_equal(reference(p, *arrays), by_the_definition(p, *arrays))
+
+
+@pytest.mark.parametrize(("data_scale", "output_scale", "stored"), [(2.0**40, 2.0**-60, 255), (2.0**-60, 2.0**40, 9)])
+def test_extreme_scales(data_scale, output_scale, stored):
+    """Their product would leave float32: a sum of zero is stored as the zero point, any other saturates."""
+    p = Problem(1, 1, 1, 1, (2,), (1,), (1,), (1,), (0,), (2,), dtype="uint8", quantization=Quantization("int8", "uint8"))
+    scaling = Scaling(
+        data_scale=data_scale, filter_scale=data_scale, output_scale=output_scale, data_zero_point=7, output_zero_point=9
+    )
+    found = reference(p, np.array([[[7, 8]]], np.uint8), np.ones((1, 1, 1), np.int8), scaling=scaling)
+    assert found.tolist() == [[[9, stored]]]
 
 
 @settings(max_examples=60)

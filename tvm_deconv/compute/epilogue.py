@@ -95,13 +95,14 @@ def activated(let: Let, epilogue: Epilogue, x: Expr) -> Expr:
     return expression(let, x, *(_constant(value, dtype) for value in parameters))
 
 
-def nearest(x: Expr, least: Expr, most: Expr) -> Expr:
+def nearest(x: Expr, least: Expr | None, most: Expr) -> Expr:
     """Return the int32 nearest to `x`, halves to even, at least `least` and at most `most`; all three are float32.
 
-    Both bounds are integers below 2**22 in magnitude. `x` is no NaN, and may be infinite.
+    Both bounds are integers below 2**22 in magnitude, and None one that `x` cannot be less than. `x` is no NaN, and may
+    be infinite.
     """
     # Each names `x` once. With two selects, which name it twice each, a layer with mish took a minute to compile.
-    bounded = tirx.min(tirx.max(x, least), most)
+    bounded = tirx.min(x if least is None else tirx.max(x, least), most)
     # The sum has the integer in its low bits. TVM makes no vectors of its own rounding.
     return _bits(bounded + _f32(_INTEGER)) - tirx.const(_INTEGER_BITS, "int32")
 

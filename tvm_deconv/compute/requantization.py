@@ -15,7 +15,7 @@ from tvm_deconv.compute.epilogue import Let, activate, activated, nearest
 from tvm_deconv.compute.extents import shape_of
 from tvm_deconv.compute.storage import from_accumulator
 from tvm_deconv.problem import Problem
-from tvm_deconv.problem.quantization import HEAD, STORED
+from tvm_deconv.problem.quantization import HEAD, MOST_FACTOR, STORED, scales_once
 
 
 def epilogue_parameter(problem: Problem) -> te.Tensor | None:
@@ -59,10 +59,16 @@ def has_scales(problem: Problem) -> bool:
 
 
 def scale_at(problem: Problem, parameter: te.Tensor | None, channel: Expr) -> Expr:
-    """Return the bits of the scale of a `channel`, counted over all groups; for problems of `has_scales`."""
+    """Return the bits of the factor of a `channel`, counted over all groups; for problems of `has_scales`.
+
+    It is the scale of the sums, by 1 / the output's scale where `scales_once` says so.
+    """
     assert parameter is not None
     scale: Expr = parameter[channel + (HEAD + problem.bias_shape[0])]
-    return scale
+    if not scales_once(problem):
+        return scale
+    factor = tirx.reinterpret("float32", scale) * _inverse(parameter)
+    return tirx.reinterpret("int32", tirx.min(factor, tirx.const(MOST_FACTOR, "float32")))
 
 
 def finished(problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None, scale: Expr | None) -> Expr:
@@ -78,10 +84,17 @@ def finished(problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None,
     real = activated(let, problem.epilogue, sums.astype("float32") * tirx.reinterpret("float32", scale))
     if problem.output_dtype not in STORED:
         return let.around(tirx.reinterpret("int32", real))
+    if not scales_once(problem):
+        real = real * _inverse(parameter)
     zero, limits = parameter[tirx.const(1, "int64")], np.iinfo(problem.output_dtype)
     least, most = ((tirx.const(limit, "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
-    inverse = tirx.reinterpret("float32", parameter[tirx.const(2, "int64")])
-    return let.around(nearest(real * inverse, least, most) + zero)
+    # Zero points are in the range of their type: what is stored for zero is not less than the least number.
+    return let.around(nearest(real, None if problem.epilogue.activation == "relu" else least, most) + zero)
+
+
+def _inverse(parameter: te.Tensor | Buffer) -> Expr:
+    """Return 1 / the scale of the output."""
+    return tirx.reinterpret("float32", parameter[tirx.const(2, "int64")])
 
 
 def stored(problem: Problem, value: Expr, lanes: int = 1) -> Expr:

@@ -86,7 +86,8 @@ class Activation:
 
     `function` computes it in float64, given data and parameters. `parameters` are their defaults, by names that are
     fields of `Epilogue`, and `check` raises ProblemError for values that make no activation. `integers` tells whether
-    int32 sums support it. `torch_modules` are names in torch.nn. If `gate` is not empty, the activation is also x times
+    int32 sums support it, and `homogeneous` whether a positive factor of its data may be one of its result.
+    `torch_modules` are names in torch.nn. If `gate` is not empty, the activation is also x times
     the activations named there, one applied to the result of the other: x * sigmoid(x).
     """
 
@@ -101,6 +102,7 @@ class Activation:
     parameters: Mapping[str, float] = field(default_factory=dict)
     check: Callable[..., None] = _accept
     integers: bool = False
+    homogeneous: bool = False
     gate: tuple[str, ...] = ()
 
 
@@ -180,6 +182,7 @@ ACTIVATIONS = _table(
             "none",
             function=identity,
             integers=True,
+            homogeneous=True,
             torch_function=Function(f"{__name__}.identity"),
             jax_function=Function(f"{__name__}.identity"),
         ),
@@ -187,6 +190,7 @@ ACTIVATIONS = _table(
             "relu",
             function=_relu,
             integers=True,
+            homogeneous=True,
             onnx=(Operator("Relu"),),
             openvino=(Operator("ReLU"),),
             torch=(Operator("relu"),),
@@ -197,6 +201,7 @@ ACTIVATIONS = _table(
         Activation(
             "leaky_relu",
             function=_leaky_relu,
+            homogeneous=True,
             parameters={"alpha": 0.01},
             check=_check_alpha,
             onnx=(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_deconv.errors import ProblemError, TensorError
+from tvm_deconv.problem.activations import ACTIVATIONS
 from tvm_deconv.problem.checks import one_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**40
 SCALING = ".scaling"
 #: The elements of the constants that stand before the bias and the scales of the channels: `Constants`.
 HEAD = 3
+#: The largest factor of a sum that becomes a stored number: with it any but zero saturates.
+MOST_FACTOR = 2.0**64
 _TEXT = re.compile(r"([a-z0-9]+)\.([a-z0-9]+)", re.ASCII)
 _MOST_SUM = 2**31 - 1
 
@@ -121,6 +124,11 @@ class Constants(NamedTuple):
         """Return the constants in a `table`."""
         bias, scales = np.split(table[HEAD:], 2)
         return Constants(int(table[0]), int(table[1]), table[2:3].view(np.float32)[0], bias, scales.view(np.float32))
+
+
+def scales_once(problem: Problem) -> bool:
+    """Tell whether sums are multiplied by one factor, their scale by 1 / the output's: the activation allows it."""
+    return problem.output_dtype in STORED and ACTIVATIONS[problem.epilogue.activation].homogeneous
 
 
 def check_sums(problem: Problem) -> None:

@@ -11,7 +11,16 @@ import numpy.typing as npt
 from tvm_deconv.errors import TensorError, TensorTypeError
 from tvm_deconv.problem.activations import ACTIVATIONS
 from tvm_deconv.problem.problem import Array, Problem, check_problem
-from tvm_deconv.problem.quantization import STORED, Constants, Scaling, check_unscaled, constants, without_zero_points
+from tvm_deconv.problem.quantization import (
+    MOST_FACTOR,
+    STORED,
+    Constants,
+    Scaling,
+    check_unscaled,
+    constants,
+    scales_once,
+    without_zero_points,
+)
 
 Float64 = npt.NDArray[np.float64]
 
@@ -75,12 +84,15 @@ def quantized(p: Problem, data: Array, filter: Array, numbers: Constants) -> Flo
     if p.output_dtype == "int32":
         return _in_format(p, function(out, *parameters))
     with np.errstate(all="ignore"):
-        real = out.astype(np.float32) * _along_channels(p, numbers.scales)
+        factors, inverse = numbers.scales, numbers.inverse
+        if scales_once(p):
+            factors, inverse = np.minimum(factors * inverse, np.float32(MOST_FACTOR)), np.float32(1)
+        real = out.astype(np.float32) * _along_channels(p, factors)
         # In float64, rounded once: a product of float32 numbers then is that of float32.
         active = function(real.astype(np.float64), *map(float, map(np.float32, parameters))).astype(np.float32)
         if p.output_dtype in STORED:
             limits, zero = np.iinfo(p.output_dtype), numbers.output_zero_point
-            stored = np.rint(active * numbers.inverse).astype(np.float64) + zero
+            stored = np.rint(active * inverse).astype(np.float64) + zero
             return _in_format(p, np.clip(stored, limits.min, limits.max))
     return _in_format(p, active.astype(np.float64))
 
