@@ -20,7 +20,8 @@ from tvm.tirx import BufferStore, IfThenElse, PrimFunc, Stmt
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.indexing import GROUPS, ROWS
 from tvm_deconv.compute.phases import Geometry
-from tvm_deconv.compute.storage import storage_dtype
+from tvm_deconv.compute.requantization import output_zero_point
+from tvm_deconv.compute.storage import storage_dtype, stores_bytes
 from tvm_deconv.compute.words import WORD
 from tvm_deconv.problem import Problem
 from tvm_deconv.problem.arithmetic import ceil_div
@@ -202,13 +203,28 @@ class ChannelEpilogue(RegisterEpilogue):
 
     def _vector(self, tile: RegisterTile, index: Sequence[Expr], channel: Expr, size: int) -> Expr:
         """Return the vector of `size` outputs from `channel` of the tile of channels on, at `index` of accumulators."""
-        lanes, stored = self.definition.layout.lanes, storage_dtype(self.problem.output_dtype)
-        if size == lanes:
+        lanes = self.definition.layout.lanes
+        if size == lanes and self.rounds:
             return self.rounded(tile, [*index, ramp(channel, lanes)])
         sums = [self.finished_sums(tile, [*index, ramp(channel + i, lanes)]) for i in range(0, size, lanes)]
+        if size > lanes:
+            return self._joined(sums)
+        # Bytes of one vector are the first half of those of two.
+        return tirx.Shuffle([self._joined([*sums, *sums])], [tirx.const(lane, "int32") for lane in range(lanes)])
+
+    def _joined(self, sums: Sequence[Expr]) -> Expr:
+        """Return the vector of the output that several vectors of sums become."""
+        stored, size = storage_dtype(self.problem.output_dtype), len(sums) * self.definition.layout.lanes
         words = size * np.dtype(stored).itemsize // np.dtype(WORD).itemsize
-        function = self.joinings[size // lanes]
-        return tirx.reinterpret(f"{stored}x{size}", tirx.call_extern(f"{WORD}x{words}", function, *sums))
+        constants = self.terms.constants
+        zero = [] if self.rounds or constants is None else [output_zero_point(constants)]
+        joined = tirx.call_extern(f"{WORD}x{words}", self.joinings[len(sums)], *sums, *zero)
+        return tirx.reinterpret(f"{stored}x{size}", joined)
+
+    @property
+    def rounds(self) -> bool:
+        """True unless bytes are stored: what joins several vectors of these rounds them, and adds the zero point."""
+        return not stores_bytes(self.problem)
 
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
         """Return the index in the output of a register tile's first channel, at `outputs` of image `n` of a block."""

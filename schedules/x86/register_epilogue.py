@@ -213,6 +213,11 @@ class RegisterEpilogue(abc.ABC):
         return several or self._retypes
 
     @property
+    def rounds(self) -> bool:
+        """True if finished sums are rounded to what bytes hold, false if their stores do that."""
+        return True
+
+    @property
     def _retypes(self) -> bool:
         """True if accumulators hold integers as float32, and finished sums are integers."""
         return self.definition.layout.sum_dtype != self.problem.accumulate_dtype
@@ -235,7 +240,7 @@ class RegisterEpilogue(abc.ABC):
         elif terms.bias is not None:
             value = value.astype(self.problem.accumulate_dtype) + BufferLoad(terms.bias, of_channel)
         scale = None if terms.scales is None else BufferLoad(terms.scales, of_channel)
-        result = finished(self.problem, value, terms.constants, scale)
+        result = finished(self.problem, value, terms.constants, scale, rounds=self.rounds)
         store = BufferStore(tile.finished, result, index)
         lanes = tirx.const(self.definition.layout.lanes, "int64")
         return For(lane, tirx.const(0, "int64"), lanes, ForKind.VECTORIZED, store)

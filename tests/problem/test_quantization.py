@@ -72,9 +72,15 @@ def test_the_reference_is_the_definition(p, seed):
 @pytest.mark.parametrize(("data_scale", "output_scale", "stored"), [(2.0**40, 2.0**-60, 255), (2.0**-60, 2.0**40, 9)])
 def test_extreme_scales(data_scale, output_scale, stored):
     """Their product would leave float32: a sum of zero is stored as the zero point, any other saturates."""
-    p = Problem(1, 1, 1, 1, (2,), (1,), (1,), (1,), (0,), (2,), dtype="uint8", quantization=Quantization("int8", "uint8"))
+    p = Problem(
+        1, 1, 1, 1, (2,), (1,), (1,), (1,), (0,), (2,), dtype="uint8", quantization=Quantization("int8", "uint8")
+    )
     scaling = Scaling(
-        data_scale=data_scale, filter_scale=data_scale, output_scale=output_scale, data_zero_point=7, output_zero_point=9
+        data_scale=data_scale,
+        filter_scale=data_scale,
+        output_scale=output_scale,
+        data_zero_point=7,
+        output_zero_point=9,
     )
     found = reference(p, np.array([[[7, 8]]], np.uint8), np.ones((1, 1, 1), np.int8), scaling=scaling)
     assert found.tolist() == [[[9, stored]]]

@@ -71,10 +71,13 @@ def scale_at(problem: Problem, parameter: te.Tensor | None, channel: Expr) -> Ex
     return tirx.reinterpret("int32", tirx.min(factor, tirx.const(MOST_FACTOR, "float32")))
 
 
-def finished(problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None, scale: Expr | None) -> Expr:
+def finished(
+    problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None, scale: Expr | None, *, rounds: bool = True
+) -> Expr:
     """Return the activation of `sums`, bias included; of a quantized problem in 32 bits for `stored`.
 
-    `scale` is `scale_at` their channel. Sums may be integers in float32.
+    `scale` is `scale_at` their channel. Sums may be integers in float32. Unless it `rounds`, what would become bytes
+    are the bits of float32, without the zero point.
     """
     sums = tirx.convert(sums)
     if scale is None:
@@ -86,10 +89,18 @@ def finished(problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None,
         return let.around(tirx.reinterpret("int32", real))
     if not scales_once(problem):
         real = real * _inverse(parameter)
-    zero, limits = parameter[tirx.const(1, "int64")], np.iinfo(problem.output_dtype)
+    if not rounds:
+        return let.around(tirx.reinterpret("int32", real))
+    zero, limits = output_zero_point(parameter), np.iinfo(problem.output_dtype)
     least, most = ((tirx.const(limit, "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
     # Zero points are in the range of their type: what is stored for zero is not less than the least number.
     return let.around(nearest(real, None if problem.epilogue.activation == "relu" else least, most) + zero)
+
+
+def output_zero_point(parameter: te.Tensor | Buffer) -> Expr:
+    """Return the zero point of the output of a quantized problem."""
+    zero: Expr = parameter[tirx.const(1, "int64")]
+    return zero
 
 
 def _inverse(parameter: te.Tensor | Buffer) -> Expr:
