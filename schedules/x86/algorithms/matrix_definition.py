@@ -23,9 +23,9 @@ from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import row_conversions
 from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, WordsOf, dot_functions, rounding_function, word_cost
+from tvm_deconv.schedules.x86.free_registers import free_around_products, free_function
 from tvm_deconv.schedules.x86.interleave import narrowing_intrinsic
 from tvm_deconv.schedules.x86.last_vectors import overlap_last_vectors
-from tvm_deconv.schedules.x86.free_registers import free_around_products, free_function
 from tvm_deconv.schedules.x86.lowering import lower
 from tvm_deconv.schedules.x86.matrix import schedule_matrix
 from tvm_deconv.schedules.x86.matrix_tiles import MatrixPlan
