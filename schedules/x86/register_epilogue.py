@@ -144,32 +144,32 @@ class RegisterEpilogue(abc.ABC):
         accumulators = {f"run_{i}_global" for i in range(len(self.definition.sections))}
         kept = [buffer for buffer in block.alloc_buffers if buffer.name in {_DATA, *accumulators}]
         kept += self.terms.buffers
-        finished = {buffer.name: self._finished(buffer) for buffer in kept if buffer.name in accumulators}
-        kept += finished.values() if self._retypes else []
-        body = self._nest(block.body, finished)
+        results = {buffer.name: self._results(buffer) for buffer in kept if buffer.name in accumulators}
+        kept += results.values() if self._retypes else []
+        body = self._nest(block.body, results)
         inner = SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, kept)
         return SBlockRealize(root.iter_values, root.predicate, inner)
 
-    def _finished(self, accumulators: Buffer) -> Buffer:
+    def _results(self, accumulators: Buffer) -> Buffer:
         """Return the buffer of finished sums: LLVM keeps no array in registers whose elements are read as two types."""
         dtype = self.problem.accumulate_dtype
         return tirx.decl_buffer(accumulators.shape, dtype, "finished") if self._retypes else accumulators
 
-    def _nest(self, stmt: Stmt, finished: Mapping[str, Buffer]) -> Stmt:
+    def _nest(self, stmt: Stmt, results: Mapping[str, Buffer]) -> Stmt:
         """Return the loops over blocks, groups and tiles of channels in `stmt`, with the new body of the innermost.
 
-        `finished` are the buffers of finished sums, by the names of their accumulators.
+        `results` are the buffers of finished sums, by the names of their accumulators.
         """
         if isinstance(stmt, SeqStmt):
-            return SeqStmt([self._nest(part, finished) for part in stmt.seq])
+            return SeqStmt([self._nest(part, results) for part in stmt.seq])
         if not isinstance(stmt, For):
             return stmt
         if isinstance(stmt.body, SeqStmt) and first_block(stmt).block.name_hint == "run_0_init":
             reductions = zip(self.definition.sections, stmt.body.seq, strict=False)
             named, ends = self._block_ends(first_block(stmt).iter_values[:LEAD])
-            tiles = [self._tiles(*loop, [], ends, finished) for loop in reductions]
+            tiles = [self._tiles(*loop, [], ends, results) for loop in reductions]
             return with_body(stmt, sequence([*named, *tiles]))
-        return with_body(stmt, self._nest(stmt.body, finished))
+        return with_body(stmt, self._nest(stmt.body, results))
 
     def _block_ends(self, lead: Sequence[Expr]) -> tuple[list[Bind], list[Expr]]:
         """Return the `ends` of a block's register tiles, and statements that give those of dynamic axes their names."""
@@ -190,20 +190,20 @@ class RegisterEpilogue(abc.ABC):
         stmt: For,
         outer: Sequence[Expr],
         ends: Sequence[Expr],
-        finished: Mapping[str, Buffer],
+        results: Mapping[str, Buffer],
     ) -> For:
         """Return the loops over register tiles, from `stmt` on, with stores at the end of a tile.
 
-        `outer` are the variables of the loops around `stmt`, and `ends` those of the block; see `_nest` for `finished`.
+        `outer` are the variables of the loops around `stmt`, and `ends` those of the block; see `_nest` for `results`.
         """
         loops = [*outer, stmt.loop_var]
         if isinstance(stmt.body, For):
-            return with_body(stmt, self._tiles(section, stmt.body, loops, ends, finished))
+            return with_body(stmt, self._tiles(section, stmt.body, loops, ends, results))
         init, update, _ = stmt.body.seq
         cleared, (fd, fh, fw, number, *part) = first_block(init), loops
         place = (fd, fh, fw), number, part[0] if part else tirx.const(0, "int64")
         buffer = cleared.block.body.buffer
-        tile = RegisterTile(section, buffer, finished[buffer.name], cleared.iter_values[:LEAD], *place, ends)
+        tile = RegisterTile(section, buffer, results[buffer.name], cleared.iter_values[:LEAD], *place, ends)
         return with_body(stmt, SeqStmt([init, update, *self.stores(tile)]))
 
     @property
