@@ -204,26 +204,29 @@ class ChannelEpilogue(RegisterEpilogue):
     def _vector(self, tile: RegisterTile, index: Sequence[Expr], channel: Expr, size: int) -> Expr:
         """Return the vector of `size` outputs from `channel` of the tile of channels on, at `index` of accumulators."""
         lanes = self.definition.layout.lanes
-        if size == lanes and self.rounds:
-            return self.rounded(tile, [*index, ramp(channel, lanes)])
+        stored, zero = storage_dtype(self.problem.output_dtype), self._zero_point
         sums = [self.finished_sums(tile, [*index, ramp(channel + i, lanes)]) for i in range(0, size, lanes)]
         if size > lanes:
-            return self._joined(sums)
-        # Bytes of one vector are the first half of those of two.
-        return tirx.Shuffle([self._joined([*sums, *sums])], [tirx.const(lane, "int32") for lane in range(lanes)])
-
-    def _joined(self, sums: Sequence[Expr]) -> Expr:
-        """Return the vector of the output that several vectors of sums become."""
-        stored, size = storage_dtype(self.problem.output_dtype), len(sums) * self.definition.layout.lanes
-        words = size * np.dtype(stored).itemsize // np.dtype(WORD).itemsize
-        constants = self.terms.constants
-        zero = [] if self.rounds or constants is None else [output_zero_point(constants)]
-        joined = tirx.call_extern(f"{WORD}x{words}", self.joinings[len(sums)], *sums, *zero)
-        return tirx.reinterpret(f"{stored}x{size}", joined)
+            words = size * np.dtype(stored).itemsize // np.dtype(WORD).itemsize
+            operands = sums if zero is None else [*sums, zero]
+            joined = tirx.call_extern(f"{WORD}x{words}", self.joinings[size // lanes], *operands)
+            return tirx.reinterpret(f"{stored}x{size}", joined)
+        if zero is not None:
+            least = np.iinfo(stored).min - zero
+            sums = [tirx.max(sums[0], tirx.Broadcast(least, lanes)) + tirx.Broadcast(zero, lanes)]
+        return self.in_output(sums[0])
 
     @property
-    def rounds(self) -> bool:
-        """True unless bytes are stored: what joins several vectors of these rounds them, and adds the zero point."""
+    def _zero_point(self) -> Expr | None:
+        """The zero point of the output, which is added as bytes are stored, or None for other types."""
+        if self.saturates:
+            return None
+        assert self.terms.constants is not None
+        return output_zero_point(self.terms.constants)
+
+    @property
+    def saturates(self) -> bool:
+        """See RegisterEpilogue: false for bytes."""
         return not stores_bytes(self.problem)
 
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:

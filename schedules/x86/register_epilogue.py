@@ -213,8 +213,8 @@ class RegisterEpilogue(abc.ABC):
         return several or self._retypes
 
     @property
-    def rounds(self) -> bool:
-        """True if finished sums are rounded to what bytes hold, false if their stores do that."""
+    def saturates(self) -> bool:
+        """True if finished sums that become bytes are what these hold, false if stores see to that; see `finished`."""
         return True
 
     @property
@@ -240,7 +240,7 @@ class RegisterEpilogue(abc.ABC):
         elif terms.bias is not None:
             value = value.astype(self.problem.accumulate_dtype) + BufferLoad(terms.bias, of_channel)
         scale = None if terms.scales is None else BufferLoad(terms.scales, of_channel)
-        result = finished(self.problem, value, terms.constants, scale, rounds=self.rounds)
+        result = finished(self.problem, value, terms.constants, scale, saturates=self.saturates)
         store = BufferStore(tile.finished, result, index)
         lanes = tirx.const(self.definition.layout.lanes, "int64")
         return For(lane, tirx.const(0, "int64"), lanes, ForKind.VECTORIZED, store)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from string import Template
 
-import numpy as np
-
 from tvm_deconv.compute.storage import stores_bytes
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.stores import llvm_source
@@ -15,11 +13,6 @@ from tvm_deconv.targets import CpuTarget
 #: bits, and by the bytes that are made.
 _TO_WORDS = {8: "avx2.packssdw", 16: "avx512.packssdw.512"}
 _TO_BYTES = {16: "sse2.{}.128", 32: "avx2.{}", 64: "avx512.{}.512"}
-#: The instruction that rounds a vector to integers, by its lanes, with the types and the values of further operands.
-_TO_INTEGERS = {
-    8: ("avx.cvt.ps2dq.256", "", ""),
-    16: ("avx512.mask.cvtps2dq.512", ", <16 x i32>, i16, i32", ", <16 x i32> zeroinitializer, i16 -1, i32 4"),
-}
 
 
 def exact_rounding(problem: Problem, target: CpuTarget, lanes: int) -> tuple[str, str]:
@@ -74,9 +67,9 @@ def _words(lanes: int) -> dict[str, object]:
 
 
 def byte_joining(problem: Problem, lanes: int) -> tuple[str, dict[int, str]]:
-    """Return the LLVM IR of functions that round several vectors of `lanes` numbers to one of bytes, and their names.
+    """Return the LLVM IR of functions that make several vectors of `lanes` integers one of bytes, and their names.
 
-    They take the bits of float32, and behind these the zero point. The names are by the number of vectors. Outputs of
+    They take the zero point behind the vectors, and saturate. The names are by the number of vectors. Outputs of
     more bits have none.
     """
     if not stores_bytes(problem):
@@ -85,8 +78,6 @@ def byte_joining(problem: Problem, lanes: int) -> tuple[str, dict[int, str]]:
     vector, words = f"<{lanes} x i32>", f"<{2 * lanes} x i16>"
     source = f"declare {words} @llvm.x86.{_TO_WORDS[lanes]}({vector}, {vector})\n"
     source += f"declare {words} @llvm.sadd.sat.v{2 * lanes}i16({words}, {words})\n"
-    name, types, _ = _TO_INTEGERS[lanes]
-    source += f"declare {vector} @llvm.x86.{name}(<{lanes} x float>{types})\n"
     return source + "".join(_byte_joining(problem, lanes, count, name) for count, name in names.items()), names
 
 
@@ -101,14 +92,10 @@ def _byte_joining(problem: Problem, lanes: int, count: int, name: str) -> str:
             both = f"<{2 * lanes} x i16>"
             halves.append(f"  %{half} = shufflevector {both} %both, {both} poison, <{lanes} x i32> <{numbers}>")
     made = _parts_of_bytes(lanes // 4, count)
-    letters = "abcd"[:count]
     text = {
         "name": name,
-        "lanes": lanes,
         "words": 2 * lanes,
-        "most": np.iinfo(problem.output_dtype).max,
-        "arguments": ", ".join(f"<{lanes} x i32> %{letter}" for letter in letters),
-        "integers": "\n".join(_integers_of(lanes, letter) for letter in letters),
+        "arguments": ", ".join(f"<{lanes} x i32> %{letter}" for letter in "abcd"[:count]),
         "halves": "\n".join(halves),
         "half": size // 2,
         "size": size,
@@ -119,18 +106,9 @@ def _byte_joining(problem: Problem, lanes: int, count: int, name: str) -> str:
     return Template(llvm_source("narrow_bytes.ll")).substitute(text)
 
 
-def _integers_of(lanes: int, letter: str) -> str:
-    """Return the LLVM IR that makes a vector of integers of one of numbers, bounded by those that bytes hold."""
-    vector, (name, _, others) = f"<{lanes} x float>", _TO_INTEGERS[lanes]
-    return f"""  %real.{letter} = bitcast <{lanes} x i32> %{letter} to {vector}
-  %less.{letter} = fcmp olt {vector} %real.{letter}, %bounds
-  %bounded.{letter} = select <{lanes} x i1> %less.{letter}, {vector} %real.{letter}, {vector} %bounds
-  %integer.{letter} = call <{lanes} x i32> @llvm.x86.{name}({vector} %bounded.{letter}{others})"""
-
-
 def _words_of(lanes: int, name: str, pair: str) -> str:
     """Return the LLVM IR that makes two vectors of integers one of 16 bits, zero point included, by lanes of 128."""
-    operands, words = ", ".join(f"<{lanes} x i32> %integer.{letter}" for letter in pair), f"<{2 * lanes} x i16>"
+    operands, words = ", ".join(f"<{lanes} x i32> %{letter}" for letter in pair), f"<{2 * lanes} x i16>"
     return f"""  %{name}.sums = call {words} @llvm.x86.{_TO_WORDS[lanes]}({operands})
   %{name} = call {words} @llvm.sadd.sat.v{2 * lanes}i16({words} %{name}.sums, {words} %zeros)"""
 

@@ -1,5 +1,6 @@
 """Kernels of quantized problems: every algorithm exact against the reference, at the ends of the range too."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -9,6 +10,7 @@ from support.kernels import X86, bound, code_of, run_kernel
 import tvm_deconv as td
 from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.compute.phases import Geometry
+from tvm_deconv.problem.quantization import STORED
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.problem.testing import Operands, deviation, operands
 from tvm_deconv.schedules.x86.tiles import Plan
@@ -90,7 +92,7 @@ def test_kernels_are_exact(number, name, target, types):
     [(AVX2, "direct_channels", ("uint8", "int8")), (VNNI, "dot_channels", ("int8", "float32", "uint8"))],
 )
 def test_vectors_of_channels_are_narrowed_in_registers(target, name, outputs, vectors):
-    """Two or four vectors become one of bytes, as does what is left over, twice."""
+    """Two or four vectors become one of bytes, and what is left over one by one."""
     output = outputs[vectors % len(outputs)]
     if not target.features <= detect_host().features:
         pytest.skip(f"this CPU does not run {target.name}")
@@ -99,9 +101,16 @@ def test_vectors_of_channels_are_narrowed_in_registers(target, name, outputs, ve
     plan = Plan(Tile(1, 1, 2, 5, vectors * lanes, 2, 1), share_data=False)
     arrays = operands(problem, vectors)
     kernel = ALGORITHMS[name].build(problem, target, plan)
-    assert ("join_" in kernel.deconv.script()) == (output != "float32")
+    assert ("join_" in kernel.deconv.script()) == (vectors > 1 and output != "float32")
     assert "interleave" not in kernel.deconv.script()  # nothing passes through memory
     np.testing.assert_array_equal(run(problem, target, arrays, ALGORITHMS[name], plan), reference(problem, *arrays))
+    # Also numbers that 32 bits do not hold, of either sign.
+    large = dataclasses.replace(arrays.scaling, data_scale=2.0**30, output_zero_point=2 if output in STORED else 0)
+    arrays, problem = arrays._replace(scaling=large), problem.replace(epilogue=td.Epilogue(True))
+    found = run(problem, target, arrays, ALGORITHMS[name], plan)
+    np.testing.assert_array_equal(found, reference(problem, *arrays))
+    if output in STORED:
+        assert {found.min(), found.max()} == {np.iinfo(output).min, np.iinfo(output).max}
 
 
 #: Rows of whole vectors and of parts of them, by the stride along a row.

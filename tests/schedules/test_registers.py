@@ -1,11 +1,13 @@
 """Accumulators of register tiles lie in registers, also where LLVM keeps them in memory by its own limits."""
 
+import math
 import re
 
 import pytest
 from support.kernels import code_of, innermost_loops
 
 import tvm_deconv as td
+from tvm_deconv.compiler.selection import named
 from tvm_deconv.targets import CPU_TARGETS
 
 QUANTIZED = td.Quantization("int8", "uint8")
@@ -35,3 +37,19 @@ def test_no_product_is_added_to_memory():
     assert len(bodies) >= 4
     for body in bodies:
         assert 8 * len(re.findall(r"\tvmovup\w\t%zmm\d+, ", body)) <= body.count("vfmadd")
+
+
+@pytest.mark.parametrize("taps", [(1, 2, 2), (2, 2, 2)])
+def test_no_constant_takes_the_register_of_an_accumulator(taps):
+    """Pairs of integers on AVX2 need all sixteen: LLVM would hold what the epilogue reads in some of them."""
+    outputs = tuple(map(math.prod, zip((10, 8, 10), taps, strict=True)))
+    shape = (1, 1, 256, 128, (10, 8, 10), taps, taps, (1, 1, 1), (0, 0, 0), outputs)
+    problem = td.Problem(*shape, dtype="uint8", quantization=QUANTIZED, epilogue=td.Epilogue(True))
+    bodies = [
+        body
+        for name in ("dot", "dot_strassen")
+        for body in innermost_loops(code_of(problem, CPU_TARGETS["x86-64-v3"], named(name)))
+        if body.count("vpmaddwd") >= 10
+    ]
+    assert len(bodies) >= 2
+    assert not any("rsp" in line for body in bodies for line in body.splitlines() if "ymm" in line)

@@ -72,12 +72,12 @@ def scale_at(problem: Problem, parameter: te.Tensor | None, channel: Expr) -> Ex
 
 
 def finished(
-    problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None, scale: Expr | None, *, rounds: bool = True
+    problem: Problem, sums: Expr, parameter: te.Tensor | Buffer | None, scale: Expr | None, *, saturates: bool = True
 ) -> Expr:
     """Return the activation of `sums`, bias included; of a quantized problem in 32 bits for `stored`.
 
-    `scale` is `scale_at` their channel. Sums may be integers in float32. Unless it `rounds`, what would become bytes
-    are the bits of float32, without the zero point.
+    `scale` is `scale_at` their channel. Sums may be integers in float32. Unless it `saturates`, what becomes bytes
+    is without the zero point, not more than these hold, and not bounded below. Only x86 has that.
     """
     sums = tirx.convert(sums)
     if scale is None:
@@ -89,10 +89,10 @@ def finished(
         return let.around(tirx.reinterpret("int32", real))
     if not scales_once(problem):
         real = real * _inverse(parameter)
-    if not rounds:
-        return let.around(tirx.reinterpret("int32", real))
     zero, limits = output_zero_point(parameter), np.iinfo(problem.output_dtype)
     least, most = ((tirx.const(limit, "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
+    if not saturates:
+        return let.around(tirx.call_llvm_pure_intrin("int32", "llvm.lrint", tirx.min(real, most)))
     # Zero points are in the range of their type: what is stored for zero is not less than the least number.
     return let.around(nearest(real, None if problem.epilogue.activation == "relu" else least, most) + zero)
 
