@@ -79,7 +79,7 @@ def fills_vectors_with_groups(problem: Problem, target: CpuTarget) -> bool:
 
 def stores_sums(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
     """Channels are contiguous, a vector of input channels has several, and every phase has a tap."""
-    several = problem.in_channels > 1 and problem.out_channels <= MAX_SUMS and problem.quantization is None
+    several = problem.in_channels > 1 and problem.out_channels <= MAX_SUMS
     return several and register_channels.supports(problem, Geometry.of(problem), INPUTS)
 
 
