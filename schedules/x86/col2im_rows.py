@@ -1,7 +1,8 @@
 """Kernels of `compute.col2im` for `N C *X`, in vectors of positions, written loop by loop as those of `col2im`.
 
 A task packs the data of its block, makes the columns of it, and then its outputs, row by row. Vectors of the phases of
-a row are interleaved in registers, and those outputs that exist are copied, past the caches if these do not keep them.
+a row are interleaved in registers, and those outputs that exist are copied, or rounded to 16 bits, past the caches if
+these do not keep them.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class _Emitter:
         """True if the outputs of a block's rows are stored past the caches."""
         last = self.layout.axes[2]
         row = min(last.block * last.stride, last.output) * element_bytes(self.problem.output_dtype)
-        return goes_to_memory(self.problem) and row >= SHORTEST_STREAM
+        shortest = SHORTEST_CONVERTED if widens(self.problem) else SHORTEST_STREAM
+        return goes_to_memory(self.problem) and row >= shortest
 
     def task(self, arrays: Arrays, block: Block) -> None:
         """Emit the task that makes a `block`."""

@@ -20,13 +20,13 @@ from tvm_deconv.compute.indexing import unravel
 from tvm_deconv.compute.storage import storage_dtype
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.conversions import row_conversion
+from tvm_deconv.schedules.x86.free_registers import free_call, free_function
 from tvm_deconv.schedules.x86.row_prefetching import data_bytes
 from tvm_deconv.schedules.x86.row_widening import WIDEN, row_widening
 from tvm_deconv.schedules.x86.stores import CONVERT, import_functions
 from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
 
-_FREE = "tvm_deconv_free_registers"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def column_kernel(
             with build.parallel(int64(0), tasks) as task:
                 emit(arrays, _block(layout, task))
         func = builder.get()
-    for source in (_free_function(target.vector_registers), *functions):
+    for source in (free_function(target), *functions):
         func = import_functions(func, source)
     return func
 
@@ -144,27 +144,16 @@ def _block(layout: ColumnLayout, number: Expr) -> Block:
     return Block(build.bind(image * layout.tile.images), build.bind(group), tuple(begins), tuple(ends), tuple(data))
 
 
-def _free_function(registers: int) -> str:
-    """Return the function, in LLVM IR, that leaves nothing in vector registers.
+def free_registers() -> None:
+    """Emit the call that leaves nothing in vector registers.
 
     Around the products it keeps LLVM from holding constants of the epilogue in registers, and accumulators in memory.
     """
-    kind = "ymm" if registers <= 16 else "zmm"
-    clobbers = ",".join(f"~{{{kind}{number}}}" for number in range(registers))
-    return f"""define hidden i32 @{_FREE}() alwaysinline {{
-  call void asm sideeffect "", "{clobbers}"()
-  ret i32 0
-}}
-"""
-
-
-def free_registers() -> None:
-    """Emit the call that leaves nothing in vector registers."""
-    build.evaluate(tirx.call_extern("int32", _FREE))
+    build.evaluate(free_call())
 
 
 def zero(problem: Problem) -> Expr:
-    """Return zero in the type of all elements."""
+    """Return zero in the type of accumulators."""
     return tirx.const(0, problem.accumulate_dtype)
 
 

@@ -74,7 +74,9 @@ def _tiles(problem: Problem, target: CpuTarget) -> Iterator[ColumnTile]:
             most = (target.vector_registers - 2 - vectors) // vectors  # with all of them LLVM spills some
             for others in range(1, min(most, longest) + 1):
                 register_tile = (others, vectors * lanes) if last else (vectors * lanes, others)
-                yield ColumnTile(*block, *register_tile)
+                tile = ColumnTile(*block, *register_tile)
+                if has_short_rows(problem, tile):
+                    yield tile
 
 
 def _positions_in_sets(problem: Problem) -> int:

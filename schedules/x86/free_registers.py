@@ -37,8 +37,11 @@ def _stages(stmts: SeqStmt) -> list[str]:
     return [first_block(part).block.name_hint for part in stmts.seq if not isinstance(part, Evaluate)]
 
 
-def free_around_products(func: PrimFunc) -> PrimFunc:
-    """Return the scheduled `func` with nothing in vector registers before and behind its loops over register tiles."""
+def free_around_products(func: PrimFunc, target: CpuTarget) -> tuple[PrimFunc, str]:
+    """Return the scheduled `func` with nothing in registers around its loops of register tiles, and what that calls.
+
+    The latter is in LLVM IR.
+    """
 
     def other(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, For) or stmt.kind == ForKind.PARALLEL:
@@ -50,4 +53,4 @@ def free_around_products(func: PrimFunc) -> PrimFunc:
             return None
         return SeqStmt([Evaluate(free_call()), stmt, Evaluate(free_call())])
 
-    return func.with_body(rewritten(func.body, other))
+    return func.with_body(rewritten(func.body, other)), free_function(target)

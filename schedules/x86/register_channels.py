@@ -69,7 +69,7 @@ def finish_channels(
 
     `rounding` is that of `RegisterEpilogue`. `joinings` are functions that make one vector of the output of several
     vectors of sums, by their number: that of `rounding.row_joining` for a definition in pairs, or those of
-    `rounding.byte_joining`.
+    `rounding.byte_joining`, whose sums are without the zero point.
     """
     epilogue = ChannelEpilogue(problem, definition, Terms.of(func, problem), func.params[-1], rounding, joinings)
     return func.with_body(epilogue.root(func.body))
@@ -226,8 +226,8 @@ class ChannelEpilogue(RegisterEpilogue):
 
     @property
     def saturates(self) -> bool:
-        """See RegisterEpilogue: false for bytes."""
-        return not stores_bytes(self.problem)
+        """See RegisterEpilogue: false for bytes, which what joins vectors of them saturates."""
+        return not (self.joinings and stores_bytes(self.problem))
 
     def place(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr]) -> list[Expr]:
         """Return the index in the output of a register tile's first channel, at `outputs` of image `n` of a block."""

@@ -55,11 +55,6 @@ def _halved(pair: Sequence[Expr], size: int, lanes: int) -> Expr:
 class InputEpilogue(ChannelEpilogue):
     """Adds up the lanes of accumulators, each of which is one output."""
 
-    @property
-    def saturates(self) -> bool:
-        """See RegisterEpilogue: no vectors of bytes are joined here."""
-        return True
-
     def stores(self, tile: RegisterTile) -> list[Stmt]:
         """Return the statements that add up, finish and store a register tile."""
         return [*self._sum_all(tile), *super().stores(tile)]

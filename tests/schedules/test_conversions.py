@@ -102,7 +102,7 @@ def test_kernels_convert_their_rows(dtype, data_format, monkeypatch):
     algorithms = [a for a in X86.algorithms if a.name in names and a.supports(problem, target)]
     defaults = [X86.default(problem, target, [algorithm.name]) for algorithm in algorithms]
     assert len(defaults) >= 2
-    monkeypatch.setattr(stores, "_SHORTEST_CONVERTED", 0)
+    monkeypatch.setattr(stores, "SHORTEST_CONVERTED", 0)
     for large in (False, True):
         for definition in (direct_definition, matrix_definition):
             monkeypatch.setattr(definition, "outgrows_caches", lambda _, large=large: large)

@@ -121,12 +121,15 @@ def test_vectors_of_channels_are_narrowed_in_registers(target, name, outputs, ve
     assert "interleave" not in kernel.deconv.script()  # nothing passes through memory
     np.testing.assert_array_equal(run(problem, target, arrays, ALGORITHMS[name], plan), reference(problem, *arrays))
     # Also numbers that 32 bits do not hold, of either sign.
-    large = dataclasses.replace(arrays.scaling, data_scale=2.0**30, output_zero_point=2 if output in STORED else 0)
-    arrays, problem = arrays._replace(scaling=large), problem.replace(epilogue=td.Epilogue(True))
-    found = run(problem, target, arrays, ALGORITHMS[name], plan)
-    np.testing.assert_array_equal(found, reference(problem, *arrays))
-    if output in STORED:
-        assert {found.min(), found.max()} == {np.iinfo(output).min, np.iinfo(output).max}
+    problem = problem.replace(epilogue=td.Epilogue(True))
+    for zero in {"int8": (-128, -3, 127), "uint8": (0, 2, 255)}.get(output, (0,)):
+        large = arrays._replace(
+            scaling=dataclasses.replace(arrays.scaling, data_scale=2.0**30, output_zero_point=zero)
+        )
+        found = run(problem, target, large, ALGORITHMS[name], plan)
+        np.testing.assert_array_equal(found, reference(problem, *large))
+        if output in STORED:
+            assert {found.min(), found.max()} == {np.iinfo(output).min, np.iinfo(output).max}
 
 
 #: Rows of whole vectors and of parts of them, by the stride along a row.

@@ -343,7 +343,7 @@ class _Builder:
         return self._pack_channels(lambda channel: known_bias_at(self.unfolded, bias, channel), "bias_pack")
 
     def pack_scales(self, constants: te.Tensor | None) -> te.Tensor:
-        """Return ``scale_pack``, ``[g, co, channel]``: the bits of the scales by tiles of channels, like the bias."""
+        """Return ``scale_pack``, ``[g, co, channel]``: the bits of the factors by tiles of channels, like the bias."""
         return self._pack_channels(lambda channel: scale_at(self.unfolded, constants, channel), "scale_pack")
 
     def _pack_channels(self, of_channel: Callable[[Expr], Expr], name: str) -> te.Tensor:

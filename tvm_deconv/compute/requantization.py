@@ -92,6 +92,7 @@ def finished(
     zero, limits = output_zero_point(parameter), np.iinfo(problem.output_dtype)
     least, most = ((tirx.const(limit, "int32") - zero).astype("float32") for limit in (limits.min, limits.max))
     if not saturates:
+        # Of less than 32 bits hold, the instruction makes the least integer.
         return let.around(tirx.call_llvm_pure_intrin("int32", "llvm.lrint", tirx.min(real, most)))
     # Zero points are in the range of their type: what is stored for zero is not less than the least number.
     return let.around(nearest(real, None if problem.epilogue.activation == "relu" else least, most) + zero)

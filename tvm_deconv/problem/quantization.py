@@ -33,7 +33,7 @@ LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**40
 SCALING = ".scaling"
 #: The elements of the constants that stand before the bias and the scales of the channels: `Constants`.
 HEAD = 3
-#: The largest factor of a sum that becomes a stored number: with it any but zero saturates.
+#: The largest factor of a sum that becomes a stored number: with it any but zero is beyond all bytes.
 MOST_FACTOR = 2.0**64
 _TEXT = re.compile(r"([a-z0-9]+)\.([a-z0-9]+)", re.ASCII)
 _MOST_SUM = 2**31 - 1

@@ -23,7 +23,7 @@ from tvm_deconv.schedules.x86.amx import lower_matrices
 from tvm_deconv.schedules.x86.calls import for_all_calls
 from tvm_deconv.schedules.x86.conversions import row_conversions
 from tvm_deconv.schedules.x86.dot import BFLOAT16_PAIRS, WordsOf, dot_functions, rounding_function, word_cost
-from tvm_deconv.schedules.x86.free_registers import free_around_products, free_function
+from tvm_deconv.schedules.x86.free_registers import free_around_products
 from tvm_deconv.schedules.x86.interleave import narrowing_intrinsic
 from tvm_deconv.schedules.x86.last_vectors import overlap_last_vectors
 from tvm_deconv.schedules.x86.lowering import lower
@@ -107,12 +107,11 @@ class _Transforms:
         func, functions = _in_words(func, problem, words, lanes, whole)
         func, fetching = (func, "") if words else fetch_ahead(func, problem)  # words gain nothing
         func, widening = widen_rows(func, problem, target)
-        freeing = ""
         func = split_row_ends(func) if splits_rows(problem, target) else func
         streams = outgrows_caches(problem) and not whole
         conversions = row_conversions(problem, target, stored=whole or narrows)
-        if words and target.vector_registers <= 16:
-            func, freeing = free_around_products(func), free_function(target)
+        scarce = words is not None and target.vector_registers <= 16
+        func, freeing = free_around_products(func, target) if scarce else (func, "")
         products = fetching + narrowing + functions + widening + freeing
         deconv = lower(func, definition.end, target, streams=streams, products=products, conversions=conversions)
         if tiled(words):

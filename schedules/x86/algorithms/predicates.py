@@ -98,9 +98,9 @@ def adds_columns(problem: Problem, target: CpuTarget) -> bool:  # noqa: ARG001
 
     In `N *X C` there is one group, and in `N C *X` the phases of the last axis are interleaved.
     """
-    stored = problem.accumulate_dtype != "int32"
+    floats = problem.accumulate_dtype != "int32"
     fits = problem.groups == 1 if problem.data_format == "NXC" else problem.strides[-1] <= MAX_STREAMS
-    return stored and fits and not problem.dynamic_axes
+    return floats and fits and not problem.dynamic_axes
 
 
 def fills_vectors_with_columns(problem: Problem, target: CpuTarget) -> bool:
