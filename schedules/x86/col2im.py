@@ -1,8 +1,9 @@
 """Kernels of `compute.col2im` for `N *X C`, written loop by loop: no stage of them is one of a schedule.
 
 A task makes the columns of a block, and then its outputs. Register tiles read the data where the caller has them, or
-what 16 bits of them became, and ask for those of the next tile meanwhile. A tile that would end past a piece of the data begins so much earlier, and
-computes some columns twice. What lies outside of the data has no columns, so blocks at the ends have fewer.
+what 16 bits of them became, and ask for those of the next tile meanwhile. A tile that would end past a piece of the
+data begins so much earlier, and computes some columns twice. What lies outside of the data has no columns, so blocks at
+the ends have fewer.
 
 The outputs of a place are one chunk, stored by whole vectors. What lies past the chunk is stored too, and then again by
 the next places, which follow. At the ends, and where columns of a tap are no neighbours in a chunk, each output is made

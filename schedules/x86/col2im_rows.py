@@ -41,7 +41,15 @@ from tvm_deconv.schedules.x86.column_loops import (
 )
 from tvm_deconv.schedules.x86.interleave import shuffle_network
 from tvm_deconv.schedules.x86.row_prefetching import FETCH
-from tvm_deconv.schedules.x86.stores import COPY, FENCE, SHORTEST_STREAM, STREAM, goes_to_memory, llvm_source
+from tvm_deconv.schedules.x86.stores import (
+    COPY,
+    FENCE,
+    SHORTEST_CONVERTED,
+    SHORTEST_STREAM,
+    STREAM,
+    goes_to_memory,
+    llvm_source,
+)
 from tvm_deconv.targets import CpuTarget
 
 #: Channels from the one that is packed to the one that is asked for.

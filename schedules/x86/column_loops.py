@@ -28,7 +28,6 @@ from tvm_deconv.schedules.x86.unrolling import steps_at_once
 from tvm_deconv.targets import CpuTarget
 
 
-
 @dataclass(frozen=True)
 class Arrays:
     """The arguments of a kernel, of one axis each; the bias may be None."""

@@ -322,7 +322,8 @@ def test_candidates_have_rows_that_32_bits_count():
 def test_rows_are_fetched_ahead_and_stored_past_the_caches(monkeypatch, dtype):
     """If caches keep neither; each block asks for what it packs, and each task waits for its stores."""
     monkeypatch.setattr(col2im_rows, "goes_to_memory", lambda _: True)
-    monkeypatch.setattr(col2im_rows, "SHORTEST_STREAM", 0)
+    for shortest in ("SHORTEST_STREAM", "SHORTEST_CONVERTED"):
+        monkeypatch.setattr(col2im_rows, shortest, 0)
     problem = PLAIN.replace(data_format="NCX", groups=2, data_spatial=(6, 50), output_spatial=(12, 100), dtype=dtype)
     plan = Plan(ColumnTile(1, 1, 4, 17, 16, 5), share_data=False)
     small = dataclasses.replace(AVX2, l2_bytes=1 << 10)

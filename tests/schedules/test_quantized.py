@@ -123,9 +123,7 @@ def test_vectors_of_channels_are_narrowed_in_registers(target, name, outputs, ve
     # Also numbers that 32 bits do not hold, of either sign.
     problem = problem.replace(epilogue=td.Epilogue(True))
     for zero in {"int8": (-128, -3, 127), "uint8": (0, 2, 255)}.get(output, (0,)):
-        large = arrays._replace(
-            scaling=dataclasses.replace(arrays.scaling, data_scale=2.0**30, output_zero_point=zero)
-        )
+        large = arrays._replace(scaling=dataclasses.replace(arrays.scaling, data_scale=2.0**30, output_zero_point=zero))
         found = run(problem, target, large, ALGORITHMS[name], plan)
         np.testing.assert_array_equal(found, reference(problem, *large))
         if output in STORED:
