@@ -19,6 +19,8 @@ from tvm_deconv.bench.results import Report
 ROOT = Path(__file__).parents[1]
 #: The file of figures that the README shows some layers of.
 SHOWN = "zen5-x86-64-v4-ncx-1"
+#: What the names begin with of the files whose layers are compared with the floors of words.
+WORDS = "types/zen4-x86-64-v4-bf16-"
 #: These layers, one or two of each kind.
 LAYERS = (
     "pytorch-unet/up1.up",
@@ -42,7 +44,11 @@ def documents() -> dict[Path, str]:
     blocks = {
         "README.md": {"layers": shown(reports[SHOWN]), "machines": main, "devices": means},
         "docs/cuda.md": {"devices": means, "layers": gpu_figures.layers(devices[0])},
-        "docs/performance.md": {"machines": machines, "types": figures.low_precision(reports.values())},
+        "docs/performance.md": {
+            "machines": machines,
+            "types": figures.low_precision(reports.values()),
+            "floors": figures.word_floors(report for name, report in reports.items() if name.startswith(WORDS)),
+        },
         "docs/figures.md": {"machines": figures.page(reports)},
     }
     made = {}

@@ -10,7 +10,7 @@ import pytest
 
 import tvm_deconv as td
 from tvm_deconv.bench import figures, floors, peers
-from tvm_deconv.bench.layers import Layer
+from tvm_deconv.bench.layers import Layer, in_type
 from tvm_deconv.bench.results import Report, Result, Row
 from tvm_deconv.problem.testing import Deviation
 from tvm_deconv.targets import Host
@@ -125,6 +125,22 @@ def test_layers_in_low_precision(report):
         "| geometric mean | 4.00 / 3.00 |",
         "| error | 4.0e-03 |",
         "| error of the best peers | 1.0e-07 |",
+    ]
+
+
+def test_floors_of_words(report):
+    """Of twice the rate of float32 in bfloat16, and four times in bytes; a peer that fails has no part."""
+    measured = floors.Floors(fma={"float32": PROBLEM.macs / 1e-3}, copy=1e9)
+    tasks = [dataclasses.replace(TASK, problem=in_type(PROBLEM, name)) for name in ("bfloat16", "uint8.int8.uint8")]
+    timed = [
+        dataclasses.replace(report, rows=[row("one", 4e-3, 1e-3, other, task)], floors=measured)
+        for task, other in zip(tasks, (result(2e-3), Result(failure="no groups")), strict=True)
+    ]
+    copies = [round(task.problem.min_bytes / 1e9 / 1e-3 * 100) for task in tasks]
+    assert figures.word_floors(timed).splitlines() == [
+        "| layer | `N C *X`, bfloat16 | `N C *X`, uint8.int8.uint8 |",
+        "|---|---:|---:|",
+        f"| one | 50 / 25 ({copies[0]}) | 25 / - ({copies[1]}) |",
     ]
 
 

@@ -13,13 +13,15 @@ from typing import Any
 
 from tvm_deconv.artifact import files
 from tvm_deconv.artifact.regular import MOST_TEXT, content_of
-from tvm_deconv.bench.layers import Layer
+from tvm_deconv.bench.layers import Layer, in_float32
 from tvm_deconv.bench.report import as_json, from_json, shares, summary, time_of, two_digits
 from tvm_deconv.bench.results import Report, Result, Row, Summary
 from tvm_deconv.errors import SourceError
 from tvm_deconv.problem import Problem
 
 _DIGITS = 4
+#: Multiply-adds of an instruction for words, `vdpbf16ps` or `vpdpbusd`, by those of one for float32.
+_OF_FLOAT32 = {"bfloat16": 2, "uint8": 4, "int8": 4}
 #: Keys of a report, and of a layer or a result, that follow from others.
 _OF_REPORT = ("default", "chosen", "noisy")
 _OF_LAYER = {
@@ -154,6 +156,30 @@ def _in_types(compared: Sequence[Report]) -> str:
     lines.append(line("error", *(_largest([row.ours for row in report.rows]) for report in compared)))
     lines.append(line("error of the best peers", *(_largest(map(_best, report.rows)) for report in compared)))
     return "\n".join(lines)
+
+
+def word_floors(reports: Iterable[Report]) -> str:
+    """Return a Markdown table of parts of the times of layers in words, in per cent.
+
+    They are what the instruction needs for the multiply-adds at its peak, of our time and of the best peer's, and what
+    copying every array once takes of ours. `reports` are of one machine and target.
+    """
+    compared = [*reports]
+    lines = [line("layer", *map(_layout, compared)), f"|---|{'---:|' * len(compared)}"]
+    lines += [
+        line(rows[0].layer.name, *map(_floors, compared, rows))
+        for rows in zip(*(report.rows for report in compared), strict=True)
+    ]
+    return "\n".join(lines)
+
+
+def _floors(report: Report, row: Row) -> str:
+    problem = row.layer.task.problem
+    products = report.floors.seconds(in_float32(problem))["fma"] / _OF_FLOAT32[problem.dtype]
+    copy = shares(report, row, row.ours)["copy"]
+    best = _best(row)
+    of_best = "-" if best is None else f"{products / best.median:.0%}"
+    return f"{products / row.ours.median:.0%} / {of_best} ({copy:.0%})".replace("%", "")
 
 
 def _mean_ratios(report: Report) -> str:
