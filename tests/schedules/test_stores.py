@@ -34,7 +34,7 @@ def always(monkeypatch):
     for definition in (direct_definition, matrix_definition):
         monkeypatch.setattr(definition, "outgrows_caches", lambda _: True)
     monkeypatch.setattr(stores, "SHORTEST_STREAM", 0)
-    monkeypatch.setattr(stores, "_SHORTEST_CONVERTED", 0)
+    monkeypatch.setattr(stores, "SHORTEST_CONVERTED", 0)
 
 
 @pytest.mark.usefixtures("always")
