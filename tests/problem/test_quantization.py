@@ -71,7 +71,7 @@ def test_the_reference_is_the_definition(p, seed):
 
 @pytest.mark.parametrize(("data_scale", "output_scale", "stored"), [(2.0**40, 2.0**-60, 255), (2.0**-60, 2.0**40, 9)])
 def test_extreme_scales(data_scale, output_scale, stored):
-    """Their product would leave float32: a sum of zero is stored as the zero point, any other saturates."""
+    """Their product would leave float32: any sum but zero saturates, or is as little as zero."""
     p = Problem(
         1, 1, 1, 1, (2,), (1,), (1,), (1,), (0,), (2,), dtype="uint8", quantization=Quantization("int8", "uint8")
     )

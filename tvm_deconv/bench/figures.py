@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +145,26 @@ def low_precision(reports: Iterable[Report]) -> str:
     return "\n\n".join(f"{place}:\n\n{_in_types(compared)}" for place, compared in places.items())
 
 
-def _in_types(compared: Sequence[Report]) -> str:
+def _by_layer(compared: Sequence[Report], cell: Callable[[Report, Row | None], str]) -> list[str]:
+    """Return the lines of a table of every layer in all of `compared`; a report may have no row of one."""
     lines = [line("layer", *map(_layout, compared)), f"|---|{'---:|' * len(compared)}"]
     rows = [{row.layer.name: row for row in report.rows} for report in compared]
     for name in dict.fromkeys(name for of_report in rows for name in of_report):
-        found = [of_report.get(name) for of_report in rows]
-        pairs = [(row.single_ratio, row.ratio) if row else (None, None) for row in found]
-        lines.append(line(name, *(" / ".join(map(two_digits, pair)) for pair in pairs)))
+        lines.append(line(name, *map(cell, compared, (of_report.get(name) for of_report in rows))))
+    return lines
+
+
+def _in_types(compared: Sequence[Report]) -> str:
+    lines = _by_layer(compared, _ratios)
     lines.append(line("geometric mean", *map(_mean_ratios, compared)))
     lines.append(line("error", *(_largest([row.ours for row in report.rows]) for report in compared)))
     lines.append(line("error of the best peers", *(_largest(map(_best, report.rows)) for report in compared)))
     return "\n".join(lines)
+
+
+def _ratios(_: Report, row: Row | None) -> str:
+    pair = (row.single_ratio, row.ratio) if row else (None, None)
+    return " / ".join(map(two_digits, pair))
 
 
 def word_floors(reports: Iterable[Report]) -> str:
@@ -164,16 +173,12 @@ def word_floors(reports: Iterable[Report]) -> str:
     They are what the instruction needs for the multiply-adds at its peak, of our time and of the best peer's, and what
     copying every array once takes of ours. `reports` are of one machine and target.
     """
-    compared = [*reports]
-    lines = [line("layer", *map(_layout, compared)), f"|---|{'---:|' * len(compared)}"]
-    lines += [
-        line(rows[0].layer.name, *map(_floors, compared, rows))
-        for rows in zip(*(report.rows for report in compared), strict=True)
-    ]
-    return "\n".join(lines)
+    return "\n".join(_by_layer([*reports], _floors))
 
 
-def _floors(report: Report, row: Row) -> str:
+def _floors(report: Report, row: Row | None) -> str:
+    if row is None or row.ours.failure:
+        return "-"
     problem = row.layer.task.problem
     products = report.floors.seconds(in_float32(problem))["fma"] / _OF_FLOAT32[problem.dtype]
     copy = shares(report, row, row.ours)["copy"]

@@ -76,7 +76,7 @@ class HostCall:
         # The fast path compares dtypes by identity. NumPy does not know bfloat16: the first call says what it is.
         self._as_bits = problem.dtype == BFLOAT16
         self._data_dtype: Any = None if self._as_bits else np.dtype(problem.dtype)
-        self._output_dtype = None if self._as_bits else self._output_storage
+        self._output_dtype: Any = None if self._as_bits else self._output_storage
         self._path = served.artifact.path
         self.constants = guarded(_constants, problem, served.artifact, filter, bias, scaling)
         self._deconv: Callable[..., None] = served.artifact
@@ -100,7 +100,7 @@ class HostCall:
         if shape is not None and data.dtype is self._data_dtype and data.flags.carray:
             result = None
             if out is None:
-                result = empty(shape, data.dtype if self._as_bits else self._output_storage)
+                result = empty(shape, self._output_dtype)
             elif _is_plain(out, self._output_dtype, shape) and not np.may_share_memory(data, out):
                 result = out
             if result is not None:
