@@ -39,6 +39,7 @@ from tvm_deconv.schedules.x86.column_loops import (
     narrow,
     reduction_steps,
     register_tile,
+    row_in_block,
     rows_of_outputs,
     taps_of,
     widen,
@@ -181,11 +182,9 @@ class _Emitter:
 
     def _rounded_row(self, task: _Task, row: Row, start: Expr) -> None:
         """Emit a row of outputs in the array of a line, and round them; `start` is as in `_row`, of the kernel's."""
-        third, block, channels = self.axes[2], task.block, self.problem.out_channels
-        first = build.bind(block.begins[2] * third.stride - third.pad)
+        channels = self.problem.out_channels
+        first, begin, end = row_in_block(self.layout, task.block)
         self._row(task, row, -first)
-        begin = build.bind(tirx.max(first, int64(0)))
-        end = tirx.min(int64(third.output), block.ends[2] * third.stride - third.pad)
         places = (start + begin) * channels, task.line, (begin - first) * channels, (end - begin) * channels
         narrow(task.arrays.out, *places)
 

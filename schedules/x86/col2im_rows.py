@@ -35,6 +35,7 @@ from tvm_deconv.schedules.x86.column_loops import (
     free_registers,
     narrow,
     register_tile,
+    row_in_block,
     rows_of_outputs,
     widen,
     zero,
@@ -196,9 +197,7 @@ class _Emitter:
                 build.buffer_store(task.line, value, [tirx.Ramp(at, int64(1), lanes)])
         image = (block.image + row.image) * problem.groups + block.group
         start = build.bind(row.number(image * problem.out_channels + channel) * third.output)
-        first = build.bind(block.begins[2] * third.stride - third.pad)
-        begin = build.bind(tirx.max(first, int64(0)))
-        end = tirx.min(int64(third.output), block.ends[2] * third.stride - third.pad)
+        first, begin, end = row_in_block(self.layout, block)
         if widens(problem):
             narrow(task.arrays.out, start + begin, task.line, begin - first, end - begin)
         else:

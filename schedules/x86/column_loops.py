@@ -96,6 +96,14 @@ def rows_of_outputs(layout: ColumnLayout, block: Block) -> Iterator[Row]:
             yield Row(layout, image, (taps_of(first, d, of_d), taps_of(second, h, of_h)), (y, x))
 
 
+def row_in_block(layout: ColumnLayout, block: Block) -> tuple[Expr, Expr, Expr]:
+    """Emit where outputs of a row of a `block` lie: the first of its places, and begin and end of those there are."""
+    third = layout.axes[2]
+    first = build.bind(block.begins[2] * third.stride - third.pad)
+    end = tirx.min(int64(third.output), block.ends[2] * third.stride - third.pad)
+    return first, build.bind(tirx.max(first, int64(0))), end
+
+
 def column_kernel(
     layout: ColumnLayout, target: CpuTarget, emit: Callable[[Arrays, Block], None], *functions: str
 ) -> PrimFunc:

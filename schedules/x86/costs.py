@@ -23,6 +23,8 @@ to 3,400 plans of 100 layers on Zen 3, those of 512 bits to 3,551 plans on Zen 4
   `N *X C` with 256 bits, and 203 with 512.
 - `line_again` and `burst`: 651 plans of 18 layers. `line_near` and `line_far`: 34 plans of 32 groups of 8 channels on
   Zen 5, both widths.
+- `transposed_words` and `lanes_apart`: 10 layers of one to four output channels in `N *X C`, int8 and bfloat16, both
+  widths, on a Zen 4.
 - `lane_sum` and `unrolled`: 414 plans, both widths, of 21 layers with one to three output channels.
 - AVX2's `ties`, `pack`, `finish`, `transposed`, `scattered`, `shuffles_sums`, `lane_sum`, `piece`, `sum`, `near`,
   `l2_share`, `overfull`, `groups_share`, `move`, `transpose`, `transform` and `reduction`: 3,150 plans of 450 layers in
@@ -73,7 +75,8 @@ class Costs:
       which come in pairs.
     - `channels`: the same of tiles whose vectors are channels and pass through memory, relative to all other tiles.
     - `pack`: to pack a vector of data. Element by element it takes as long as `lanes / gathered` vectors; `transposed`
-      comes on top where vectors of channels become vectors of positions.
+      comes on top where vectors of channels become vectors of positions, and `transposed_words` is all that takes of
+      words.
     - `finish`: to finish a vector of the output and copy it. Element by element it is `lanes / scattered` vectors.
       `shuffles_sums` tells that a network of shuffles saves as much for Winograd's rows as for others. Where it is
       false, packing these takes longer than is counted, and they would be chosen where they lose.
@@ -98,7 +101,8 @@ class Costs:
       they have several phases; they are parts of a wider tile from `part_phases` on. `crowded` is the factor for tiles
       of rows that leave too few registers. Those of one input channel need some for the filters of all taps, and for
       `storing` parts of vectors; those of many taps, for vectors that LLVM loads early. `lane_sum`: to add up the lanes
-      of an accumulator. `unrolled`: the factor for tiles of inputs whose sums LLVM unrolls wholly.
+      of an accumulator, half of it in half a vector, and `lanes_apart`: to store outputs of some of them. `unrolled`:
+      the factor for tiles of inputs whose sums LLVM unrolls wholly.
     - `tile`: of groups, to start on a register tile; `fetched`: on top of each multiply-add, divided by the phases of a
       tile and the taps of a row. Both are in halves of a cycle.
     - `piece`: to start on another piece of the caller's memory, which begins with a cache miss, and `piece_memory` on
@@ -148,6 +152,7 @@ class Costs:
     pack: float = 4.0
     gathered: float = 4.0
     transposed: float = 6.0
+    transposed_words: float = 5.0
     finish: float = 3.0
     chosen: float = 0.3
     requantized: float = 1.2
@@ -180,6 +185,7 @@ class Costs:
     crowded: float = 1.3
     storing: int = 7
     lane_sum: float = 1.5
+    lanes_apart: float = 1.5
     piece: float = 100.0
     piece_memory: float = 200.0
     position: float = 2.3
@@ -234,6 +240,7 @@ NARROW = replace(
     finish=3.5,
     requantized=6.0,
     transposed=4.0,
+    transposed_words=3.0,
     scattered=1.4,
     shuffles_sums=True,
     register_finish=0.5,

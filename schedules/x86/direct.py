@@ -185,7 +185,8 @@ class _Steps:
             sch.reorder(row, d, h, place)  # in the order of the caller's rows
         if layout.form == INPUTS:
             *_, channel = sch.get_loops(data_pack)
-            sch.vectorize(sch.split(channel, [None, layout.lanes])[1])
+            if self.words is None and not layout.pairs:  # else rows of words are loaded as a whole
+                sch.vectorize(sch.split(channel, [None, layout.lanes])[1])
         if end and end.axis == 2:
             self.skips.mark_parts(place, 1, halo=layout.end_halo)
         elif layout.form == ROWS:
@@ -356,13 +357,22 @@ class _Steps:
         fw, phase = sch.split(fw, [None, section.phases[1]])
         number, position = sch.split(position, [None, tile.positions])
         filters = math.prod(section.phases) * tile.channels
+        if self.layout.pairs:
+            *reduction, last = reduction
+            last, half = sch.split(last, [None, 2])
+            sch.unroll(half)
+            reduction = [*reduction, last, half]
         inner = (row, phase, channel, position) if tile.positions < filters else (position, row, phase, channel)
         sch.reorder(fd, fh, fw, number, *reduction, *inner, lane)
         store = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(store, number, preserve_unit_loops=True)
-        sch.vectorize(lane)
+        if self.words is None:
+            sch.vectorize(lane)
         self._unroll(*inner)
-        sch.decompose_reduction(block, reduction[0])
+        first = sch.decompose_reduction(block, reduction[0])
+        if self.words is not None:
+            sch.vectorize(sch.get_loops(first)[-1])
+            sch.tensorize(lane, dot_intrinsic(self.words, self.layout.lanes, broadcast=False))
 
     def _count(self, *loops: LoopRV) -> int:
         """Return the iterations of nested `loops`."""

@@ -13,10 +13,11 @@ from string import Template
 from typing import TypeAlias
 
 from tvm import tirx
+from tvm.ir import Expr
 from tvm.s_tir import TensorIntrin
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as B
-from tvm.tirx import PrimFunc
+from tvm.tirx import Buffer, PrimFunc
 
 from tvm_deconv.compute.extents import int64
 from tvm_deconv.compute.words import WORD, Words
@@ -90,33 +91,43 @@ def rounding_function(lanes: int) -> str:
 
 
 @cache
-def dot_intrinsic(words: Words, lanes: int) -> str:
-    """Register the intrinsic that adds the products of a word and `lanes` words to as many sums; return its name."""
-    name, dtype = _function(words, lanes), "float32" if words == BFLOAT16_PAIRS else "int32"
+def dot_intrinsic(words: Words, lanes: int, *, broadcast: bool = True) -> str:
+    """Register the intrinsic that adds the products of two vectors of `lanes` words to as many sums; return its name.
 
-    def function(vectors: bool) -> PrimFunc:
+    All words of the first are the same if they are `broadcast`.
+    """
+    function, dtype = _function(words, lanes), "float32" if words == BFLOAT16_PAIRS else "int32"
+    name, count = function if broadcast else f"{function}_by_lane", 1 if broadcast else lanes
+
+    def pattern(vectors: bool) -> PrimFunc:
         """Return the loop that TVM matches, or the `vectors` that replace it."""
         with IRBuilder() as builder, B.prim_func(s_tir=True):
             B.func_name("dot")
-            row = B.arg("row", B.buffer((1,), WORD, offset_factor=1, align=1))
-            panel = B.arg("panel", B.buffer((lanes,), WORD, offset_factor=1, align=1))
+            first = B.arg("first", B.buffer((count,), WORD, offset_factor=1, align=1))
+            second = B.arg("second", B.buffer((lanes,), WORD, offset_factor=1, align=1))
             sums = B.arg("sums", B.buffer((lanes,), dtype, offset_factor=1, align=1))
             with B.sblock("root"):
-                B.reads(sums[0:lanes], row[0:1], panel[0:lanes])
+                B.reads(sums[0:lanes], first[0:count], second[0:lanes])
                 B.writes(sums[0:lanes])
                 if vectors:
-                    given = [sums.vload([int64(0)], f"{dtype}x{lanes}"), row[int64(0)]]
-                    given.append(panel.vload([int64(0)], f"{WORD}x{lanes}"))
-                    total = tirx.call_extern(f"{dtype}x{lanes}", name, *given)
+                    one = tirx.Broadcast(first[int64(0)], lanes) if broadcast else _all(first)
+                    total = tirx.call_extern(f"{dtype}x{lanes}", function, _all(sums), one, _all(second))
                     B.buffer_store(sums, total, [tirx.Ramp(int64(0), int64(1), lanes)])
                 else:
                     with B.grid(int64(lanes)) as i, B.sblock("product"):
                         lane = B.axis.spatial(int64(lanes), i)
-                        B.reads(sums[lane], row[int64(0)], panel[lane])
+                        place = int64(0) if broadcast else lane
+                        B.reads(sums[lane], first[place], second[lane])
                         B.writes(sums[lane])
-                        product = words.multiply(row[int64(0)], panel[lane], dtype)
+                        product = words.multiply(first[place], second[lane], dtype)
                         B.buffer_store(sums, sums[lane] + product, [lane])
         return builder.get()
 
-    TensorIntrin.register(name, function(vectors=False), function(vectors=True), override=True)
+    TensorIntrin.register(name, pattern(vectors=False), pattern(vectors=True), override=True)
     return name
+
+
+def _all(buffer: Buffer) -> Expr:
+    """Return all elements of a `buffer` of one axis, as a vector."""
+    lanes = int(buffer.shape[0])
+    return buffer.vload([int64(0)], f"{buffer.dtype}x{lanes}")

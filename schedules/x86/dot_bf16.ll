@@ -1,12 +1,10 @@
 ; Products of pairs of bfloat16, and their sums in bfloat16, for `dot`. It is a template: $lanes is the number of words in
 ; a vector, of $factors factors, and $bits its size; $name is that of the function of products.
 
-; Return %sums plus, in each lane, the products of the pairs of %word and of that lane of %words.
-define hidden <$lanes x float> @$name(<$lanes x float> %sums, i32 %word, <$lanes x i32> %words) alwaysinline {
-  %one = insertelement <$lanes x i32> poison, i32 %word, i64 0
-  %all = shufflevector <$lanes x i32> %one, <$lanes x i32> poison, <$lanes x i32> zeroinitializer
-  %a = bitcast <$lanes x i32> %all to <$factors x bfloat>
-  %b = bitcast <$lanes x i32> %words to <$factors x bfloat>
+; Return %sums plus, in each lane, the products of the pairs of that lane of %first and of %second.
+define hidden <$lanes x float> @$name(<$lanes x float> %sums, <$lanes x i32> %first, <$lanes x i32> %second) alwaysinline {
+  %a = bitcast <$lanes x i32> %first to <$factors x bfloat>
+  %b = bitcast <$lanes x i32> %second to <$factors x bfloat>
   %total = call <$lanes x float> @llvm.x86.avx512bf16.dpbf16ps.$bits(<$lanes x float> %sums, <$factors x bfloat> %a, <$factors x bfloat> %b)
   ret <$lanes x float> %total
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.tirx import BufferStore, IfThenElse, PrimFunc, Stmt
+from tvm.tirx import Bind, BufferStore, IfThenElse, PrimFunc, Stmt
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.compute.indexing import GROUPS, ROWS
@@ -185,7 +185,8 @@ class ChannelEpilogue(RegisterEpilogue):
         *position, first = self.place(tile, n, outputs)
         stmts: list[Stmt] = []
         for vector, size in self._output_vectors():
-            value = self._vector(tile, index, self._first(tile) + vector, size)
+            value = tirx.Var("vector", f"{self.out.dtype}x{size}")
+            stmts.append(Bind(value, self._vector(tile, index, self._first(tile) + vector, size)))
             for begin, length in parts(min(size, count - vector)):
                 numbers = [tirx.const(begin + lane, "int32") for lane in range(length)]
                 part = value if length == size else tirx.Shuffle([value], numbers)
@@ -204,7 +205,8 @@ class ChannelEpilogue(RegisterEpilogue):
     def _vector(self, tile: RegisterTile, index: Sequence[Expr], channel: Expr, size: int) -> Expr:
         """Return the vector of `size` outputs from `channel` of the tile of channels on, at `index` of accumulators."""
         lanes = self.definition.layout.lanes
-        stored, zero = storage_dtype(self.problem.output_dtype), self._zero_point
+        stored = storage_dtype(self.problem.output_dtype)
+        zero = None if self.saturates or self.terms.constants is None else output_zero_point(self.terms.constants)
         sums = [self.finished_sums(tile, [*index, ramp(channel + i, lanes)]) for i in range(0, size, lanes)]
         if size > lanes:
             words = size * np.dtype(stored).itemsize // np.dtype(WORD).itemsize
@@ -215,14 +217,6 @@ class ChannelEpilogue(RegisterEpilogue):
             least = np.iinfo(stored).min - zero
             sums = [tirx.max(sums[0], tirx.Broadcast(least, lanes)) + tirx.Broadcast(zero, lanes)]
         return self.in_output(sums[0])
-
-    @property
-    def _zero_point(self) -> Expr | None:
-        """The zero point of the output, which is added as bytes are stored, or None for other types."""
-        if self.saturates:
-            return None
-        assert self.terms.constants is not None
-        return output_zero_point(self.terms.constants)
 
     @property
     def saturates(self) -> bool:

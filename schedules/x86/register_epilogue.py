@@ -87,7 +87,7 @@ class RegisterTile:
     part: Expr
     ends: Sequence[Expr]
 
-    def phase(self, row: int, column: int) -> list[Expr]:
+    def phase(self, row: Expr | int, column: Expr | int) -> list[Expr]:
         """Return the phase of each axis, counted within its run, of a `row` and `column` of the tile's phases."""
         (fd, fh, fw), (rows, columns) = self.phases, self.section.phases
         return [fd, fh * rows + row, fw * columns + column]
@@ -226,17 +226,25 @@ class RegisterEpilogue(abc.ABC):
         """Return the vector of finished accumulators at `place`."""
         return BufferLoad(tile.finished, place)
 
-    def finish(self, tile: RegisterTile, place: Callable[[Expr], list[Expr]], channel: Callable[[Expr], Expr]) -> Stmt:
+    def finish(
+        self,
+        tile: RegisterTile,
+        place: Callable[[Expr], list[Expr]],
+        channel: Callable[[Expr], Expr],
+        phase: Callable[[Expr], Sequence[Expr]] | None = None,
+    ) -> Stmt:
         """Return the loop that finishes a vector of accumulators: with the terms of their channels, and activated.
 
-        `place` returns the indices of a lane in the accumulators, `channel` its channel within the tile of channels.
+        `place` returns the indices of a lane in the accumulators, `channel` its channel within the tile of channels,
+        and `phase` its phase of each axis, by default that of its indices.
         """
         terms, lane = self.terms, tirx.Var("lane", "int64")
         index, of_channel = place(lane), [*tile.lead[4:], channel(lane)]
         value: Expr = BufferLoad(tile.accumulators, index)
         if terms.offsets:
             offsets = terms.offsets[self.definition.sections.index(tile.section)]
-            value = value + BufferLoad(offsets, [*tile.lead[4:], *index[LEAD : LEAD + 3], channel(lane)])
+            of_phase = phase(lane) if phase else index[LEAD : LEAD + 3]
+            value = value + BufferLoad(offsets, [*tile.lead[4:], *of_phase, channel(lane)])
         elif terms.bias is not None:
             value = value.astype(self.problem.accumulate_dtype) + BufferLoad(terms.bias, of_channel)
         scale = None if terms.scales is None else BufferLoad(terms.scales, of_channel)

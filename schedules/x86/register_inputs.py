@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.tirx import BufferLoad, BufferStore, PrimFunc, Stmt
+from tvm.tirx import Bind, BufferLoad, BufferStore, PrimFunc, Stmt
 
 from tvm_deconv.compute.direct import DirectDefinition
 from tvm_deconv.problem import Problem
@@ -44,12 +44,13 @@ def halvings(count: int, lanes: int) -> Iterator[tuple[int, int, int]]:
 
 def _halved(pair: Sequence[Expr], size: int, lanes: int) -> Expr:
     """Return the sums of neighbouring parts of `size` elements, in turn of one vector of the `pair` and the other."""
-    places = [(lane // (2 * size) * (2 * size) + lane % size, lane // size % 2) for lane in range(lanes)]
-    low, high = (
-        tirx.Shuffle([*pair], [tirx.const(place + half * size + number * lanes, "int32") for place, number in places])
-        for half in (0, 1)
+    numbers = [lane // size % 2 * lanes for lane in range(lanes)]
+    # One part of each sum stays where it is: a blend, which more ports execute than a shuffle.
+    kept, moved = (
+        tirx.Shuffle([*pair], [tirx.const((lane ^ other) + first, "int32") for lane, first in enumerate(numbers)])
+        for other in (0, size)
     )
-    return low + high
+    return kept + moved
 
 
 class InputEpilogue(ChannelEpilogue):
@@ -82,35 +83,46 @@ class InputEpilogue(ChannelEpilogue):
 
     def _finish_all(self, tile: RegisterTile) -> list[Stmt]:
         """Return the loops that add the bias to each vector of sums and activate it."""
-        cells, lanes, channels = self._cells(tile), self.definition.layout.lanes, self.definition.layout.tile.channels
-        stmts: list[Stmt] = []
-        for begin in range(0, len(cells), lanes):
-            stmts.append(self._finish_sums(tile, self._index(tile, cells[begin]), begin % channels))
-        return stmts
+        cells, lanes = self._cells(tile), self.definition.layout.lanes
+        return [self._finish_sums(tile, self._index(tile, cells[i]), i) for i in range(0, len(cells), lanes)]
 
     def _finish_sums(self, tile: RegisterTile, index: Sequence[Expr], first: int) -> Stmt:
-        """Return the loop that finishes the vector of sums at `index`, the first of which is of channel `first`."""
-        channels = self.definition.layout.tile.channels
-        return self.finish(tile, lambda lane: [*index, lane], lambda lane: (lane + first) % channels)
+        """Return the loop that finishes the vector of sums at `index`, of the cells from `first` on.
+
+        Lanes behind the last cell have the terms of others.
+        """
+        layout, (rows, columns) = self.definition.layout, tile.section.phases
+        channels, positions = layout.tile.channels, layout.tile.positions
+
+        def phase(lane: Expr) -> list[Expr]:
+            number = (lane + first) // channels
+            return tile.phase(number // (columns * positions) % rows, number % columns)
+
+        return self.finish(tile, lambda lane: [*index, lane], lambda lane: (lane + first) % channels, phase)
 
     def _store_together(self, tile: RegisterTile, begin: Sequence[Expr], count: int) -> list[Stmt]:  # noqa: ARG002
         """Return the stores of a register tile whose positions follow `begin` in a row; `count` channels are all."""
         layout = self.definition.layout
         every, stride = layout.geometry.groups * layout.geometry.out_channels, layout.strides[2]
         cells = self._cells(tile)
+        vectors = [self._rounded(tile, cells[first]) for first in range(0, len(cells), layout.lanes)]
 
         def place(number: int) -> tuple[int, int]:
             row, m, column, cc = cells[number]
             return row, (m * stride + column) * every + cc
 
-        stmts: list[Stmt] = []
+        stmts: list[Stmt] = [*vectors]
         first = 0
         for end in range(1, len(cells) + 1):
             row, offset = place(end - 1)
             if end == len(cells) or end % layout.lanes == 0 or place(end) != (row, offset + 1):
-                _, m, column, _ = cells[first]
+                _, m, column, channel = cells[first]
                 outputs = self.outputs(tile, [*begin[:3], begin[3] + m], row, column)
-                stmts += self._store_cells(tile, begin[0], outputs, first, end - first)
+                place_of = [*self.place(tile, begin[0], outputs)]
+                place_of[-1] = place_of[-1] + channel
+                stmts += self._store_lanes(
+                    vectors[first // layout.lanes].var, first % layout.lanes, end - first, place_of
+                )
                 first = end
         return stmts
 
@@ -118,23 +130,26 @@ class InputEpilogue(ChannelEpilogue):
         self, tile: RegisterTile, place: tuple[int, int, int], n: Expr, outputs: Sequence[Expr], count: int
     ) -> list[Stmt]:
         """Return the stores of `count` channels at `place` of a register tile to `outputs` of image `n` of a block."""
-        lanes, first, stmts = self.definition.layout.lanes, self._cells(tile).index((*place, 0)), []
-        left = count
+        lanes, cells, stmts = self.definition.layout.lanes, self._cells(tile), []
+        *position, channel = self.place(tile, n, outputs)
+        first, left = cells.index((*place, 0)), count
         while left:
-            within = min(left, lanes - first % lanes)
-            stmts += self._store_cells(tile, n, outputs, first, within)
+            vector, within = self._rounded(tile, cells[first - first % lanes]), min(left, lanes - first % lanes)
+            target = [*position, channel + cells[first][3]]
+            stmts += [vector, *self._store_lanes(vector.var, first % lanes, within, target)]
             first, left = first + within, left - within
         return stmts
 
-    def _store_cells(self, tile: RegisterTile, n: Expr, outputs: Sequence[Expr], first: int, count: int) -> list[Stmt]:
-        """Return the stores of `count` sums of one vector, of the cells from `first` on, which begin at `outputs`."""
-        lanes, cells = self.definition.layout.lanes, self._cells(tile)
-        lane = ramp(tirx.const(0, "int64"), lanes)
-        value = self.rounded(tile, [*self._index(tile, cells[first - first % lanes]), lane])
-        stmts: list[Stmt] = []
+    def _rounded(self, tile: RegisterTile, cell: Sequence[int]) -> Bind:
+        """Return the vector of outputs that begins with that of a `cell`, with a name: stores take parts of it."""
+        lanes = self.definition.layout.lanes
+        vector = self.rounded(tile, [*self._index(tile, cell), ramp(tirx.const(0, "int64"), lanes)])
+        return Bind(tirx.Var("sums", f"{self.out.dtype}x{lanes}"), vector)
+
+    def _store_lanes(self, vector: Expr, first: int, count: int, place: Sequence[Expr]) -> Iterator[Stmt]:
+        """Yield the stores of `count` lanes of a `vector` from `first` on, to the outputs from `place` on."""
+        *position, channel = place
         for begin, length in parts(count):
-            numbers = [tirx.const(first % lanes + begin + i, "int32") for i in range(length)]
-            part = value if length == lanes else tirx.Shuffle([value], numbers)
-            *place, channel = self.place(tile, n, outputs)
-            stmts.append(BufferStore(self.out, part, [*place, ramp(channel + (cells[first][3] + begin), length)]))
-        return stmts
+            numbers = [tirx.const(first + begin + i, "int32") for i in range(length)]
+            part = vector if length == self.definition.layout.lanes else tirx.Shuffle([vector], numbers)
+            yield BufferStore(self.out, part, [*position, ramp(channel + begin, length)])

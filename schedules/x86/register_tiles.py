@@ -363,7 +363,7 @@ class RegisterTiles:
         A step takes a vector of data of each position and one of the filter for each channel and phase. The fewer of
         them stay in registers.
         """
-        geometry, registers = self.geometry, self.target.vector_registers
+        geometry, registers = self.geometry, self._registers
         terms = ceil_div(geometry.in_channels, self.lanes)
         padded = terms * self.lanes / geometry.in_channels
         for phases, channels in itertools.product(_divisors(self.most_phases), _divisors(geometry.out_channels)):

@@ -341,7 +341,9 @@ class _Arithmetic:
         foreign = (problem.data_format == "NCX") != rows
         pack = costs.pack
         transposes = rows and problem.data_format == "NXC" and transposes_channels(problem.in_channels, lanes)
-        if transposes:
+        if transposes and words:
+            pack = costs.transposed_words * round_up(problem.in_channels, lanes) / problem.in_channels
+        elif transposes:
             pack += costs.transposed
         elif foreign and problem.groups * problem.in_channels > 1:
             pack *= lanes / costs.gathered
@@ -467,8 +469,17 @@ class _Arithmetic:
             started = pieces * (missed * geometry.in_channels + costs.piece * channels)
             cycles += np.where(blocks.whole | in_place, 0.0, started)
         kept = finish * made / self.lanes + costs.register_task
+        if self._converts:
+            kept = kept + 0.5 * packed / element / self.lanes
         outside: Array = np.where(self._keeps_data(registers, packed // element), kept, cycles)
         return outside
+
+    @property
+    def _converts(self) -> bool:
+        """True if data become another type of accumulators, which takes two instructions for each vector."""
+        return self.registers.words is None and element_bytes(self.problem.dtype) < _element_bytes(
+            self.target, self.lanes
+        )
 
     def _finish(self, registers: _Registers) -> Array:
         """Return the cycles to finish a vector of rows or channels that passes through memory."""
@@ -507,8 +518,11 @@ class _Arithmetic:
         """
         if self.form == INPUTS:
             sums = registers.channels * registers.positions * registers.phases
-            summed: Array = self.costs.lane_sum * self.lanes * _halvings(sums, self.lanes) / sums
-            return self.costs.channel_finish + summed
+            step = self.costs.lane_sum / (2 if self.registers.halved else 1)
+            summed: Array = step * self.lanes * _halvings(sums, self.lanes) / sums
+            return (
+                self.costs.channel_finish + summed + self._storing_sums(registers, sums) + self._quantizing_sums(sums)
+            )
         if self.stores_channels:
             return self._channel_finish(blocks, registers)
         axes = self.geometry.axes
@@ -639,6 +653,25 @@ class _Arithmetic:
         cycles: Array = self.costs.register_requantized + self.costs.narrowed * alone
         channels = self.geometry.groups if self.form == GROUPS else self.geometry.out_channels
         return cycles * round_up(channels, self.lanes) / channels
+
+    def _storing_sums(self, registers: _Registers, sums: Array) -> Array:
+        """Return the cycles to store what would be a vector of outputs, in pieces of those that lie together.
+
+        All `sums` of a tile do that has all channels of a position, and all phases of a row.
+        """
+        geometry = self.geometry
+        whole = (registers.channels == geometry.out_channels) & (geometry.groups == 1)
+        rows = whole & (registers.phases % geometry.axes[2].stride == 0)
+        together = np.minimum(np.where(rows, sums, registers.channels), self.lanes)
+        pieces: Array = self.costs.lanes_apart * self.lanes / together
+        return pieces
+
+    def _quantizing_sums(self, sums: Array) -> Array | float:
+        """Return the cycles to scale and round what would be a vector of outputs, of so many `sums` of a tile."""
+        if self.problem.quantization is None:
+            return 0.0
+        vectors: Array = ceil_div(sums, self.lanes) * self.lanes / sums
+        return self.costs.register_requantized * vectors
 
     def _rounding(self, registers: _Registers) -> Array | float:
         """Return the cycles to round a vector of groups, apart or as one of a pair."""

@@ -19,6 +19,8 @@ _AnyPlan = TypeVar("_AnyPlan", tiles.Plan, matrix_tiles.MatrixPlan)
 _LEAST_PADDING, _MOST_PADDING = 1.1, 4.0
 #: The cost of a product in half a vector: between 1, if vectors of 512 bits are computed in halves, and 2.
 _HALF_COST = 1.4
+#: The same where lanes are added up, and the processor multiplies either width at the same rate.
+_ADDED_COST = 1.15
 _ELEMENT_BYTES = {"float32": 4, "float64": 8, "int32": 4}
 
 
@@ -33,19 +35,23 @@ def with_half_vectors(
     extent: int,
     words: Words | None,
     candidates: Callable[[CpuTarget, int, Words | None], Ranking[_AnyPlan]],
+    *,
+    added_up: bool = False,
 ) -> Ranking[_AnyPlan]:
     """Return the `candidates` for a target, its lanes and `words`, sorted by cost.
 
     Vectors run along an axis of `extent` elements. On a target of 512 bits those for half vectors are among the
-    candidates if they pad it less, and if no instruction multiplies matrices, which are of whole vectors.
+    candidates if they pad it less, or if lanes are `added_up`, which takes fewer steps of them; and if no instruction
+    multiplies matrices, which are of whole vectors.
     """
     lanes = accumulator_lanes(problem, target)
     whole = candidates(target, lanes, words)
     padded = round_up(extent, lanes)
-    wastes = _LEAST_PADDING * extent <= padded <= _MOST_PADDING * extent
+    wastes = added_up or _LEAST_PADDING * extent <= padded <= _MOST_PADDING * extent
     if target.vector_bits < 512 or not wastes or tiled(words):
         return whole
     narrow = candidates(replace(target, vector_bits=target.vector_bits // 2), lanes // 2, words)
     halves = narrow.numbers.copy()
     halves[:, 1] = 1
-    return Ranking.of([(whole.costs, whole.numbers), (_HALF_COST * narrow.costs, halves)], whole.make)
+    cost = _ADDED_COST if added_up and target.multiply_adds == 1 else _HALF_COST
+    return Ranking.of([(whole.costs, whole.numbers), (cost * narrow.costs, halves)], whole.make)

@@ -1,12 +1,14 @@
 """Loads of neighbours in the caller's data as a whole: one for the factors of a word, or for the groups of a pair.
 
 LLVM joins the loads of factors only after it has unrolled short loops over them, and then copies word by word, a
-twelfth of the time of a layer of 64 channels.
+twelfth of the time of a layer of 64 channels. Rows of words are loaded in vectors: where words of one output channel
+are transposed, LLVM's own loads took half of the time, and a quarter where pairs of groups are packed.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from tvm import tirx
@@ -16,14 +18,24 @@ from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, BufferStore, For, ForKind, PrimFunc, Stmt
 
 from tvm_deconv.compute.words import WORD, Words
+from tvm_deconv.schedules.x86.register_channels import parts
+from tvm_deconv.schedules.x86.register_epilogue import ramp, sequence
 from tvm_deconv.schedules.x86.statements import outside_of, rewritten, rewritten_loops, with_body
-from tvm_deconv.schedules.x86.stores import Row, Span
+from tvm_deconv.schedules.x86.stores import Row, Span, all_of
 
 
-def load_words(func: PrimFunc) -> PrimFunc:
-    """Return the scheduled `func` with words of neighbours in the caller's data loaded whole as these are packed."""
+def load_words(func: PrimFunc, words: Words | None, lanes: int) -> PrimFunc:
+    """Return the scheduled `func` with words of neighbours in the caller's data loaded whole as these are packed.
 
-    def loaded(stmt: Stmt) -> Stmt | None:
+    A row of them, which the innermost loop packs, is loaded in vectors of `lanes` and in shorter ones. Words are pairs
+    of 16 bits if `words` is None.
+    """
+
+    def row(loop: For) -> Stmt | None:
+        packed = _Packed.of(loop, words)
+        return sequence([*packed.stores(lanes)]) if packed else None
+
+    def word(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, SBlockRealize) or stmt.block.name_hint != "data_pack":
             return None
         store = stmt.block.body
@@ -31,41 +43,123 @@ def load_words(func: PrimFunc) -> PrimFunc:
             return None
         return with_body(stmt, BufferStore(store.buffer, _whole(store.value), store.indices))
 
-    return func.with_body(rewritten(func.body, loaded))
+    for stage in ("data_rows", "data_pack"):
+        func = rewritten_loops(func, stage, ForKind.SERIAL, row)
+    return func.with_body(rewritten(func.body, word))
 
 
-def load_pairs(func: PrimFunc, words: Words) -> PrimFunc:
-    """Return the scheduled `func` with vectors of `words`, if these are pairs of the caller's bytes, widened at once.
+@dataclass(frozen=True)
+class _Packed:
+    """What the innermost loop packs: a row of so many `words` of neighbours in `data`, and others behind them.
 
-    A vector is what the innermost loop packs, of neighbours. It must exist as a whole or not at all.
+    A word is of so many `factors`, in the order of the data; the result of `borrowing` is packed, if there is one. The
+    words exist as a whole or not at all; `nothing` stands where there are none. If `flipped` is not None, these bits of
+    all are. Nothing is packed unless `predicate` holds. The variables of the `block` have `values` at the first word.
     """
-    if words.factors != 2 or words.cut:
-        return func
-    return rewritten_loops(func, "data_pack", ForKind.SERIAL, partial(_widened, words))
+
+    block: SBlock
+    values: Sequence[Expr]
+    predicate: Expr
+    data: Span
+    target: Span
+    length: int
+    words: int
+    factors: int
+    borrowing: Callable[[Expr], Expr] | None
+    exists: Expr
+    nothing: Expr
+    flipped: Expr | None
+
+    @staticmethod
+    def of(loop: For, kind: Words | None) -> _Packed | None:
+        """Return what `loop` packs, words of `kind` or pairs of 16 bits, or None if that is something else."""
+        if not isinstance(loop.extent, tirx.IntImm):
+            return None
+        realize, row, factors = loop.body, Row.of([loop]), kind.factors if kind else 2
+        store = realize.block.body
+        predicate, value, *place = outside_of(realize, [realize.predicate, store.value, *store.indices])
+        value, flipped = (value.a, value.b) if isinstance(value, tirx.BitwiseXor) else (value, None)
+        exists, word, nothing = value.args if isinstance(value, Call) else (tirx.const(True), value, value)
+        loads, limits = [load for _, load in _factors(word, 0)], row.limits(exists)
+        if limits is None or len(loads) != factors or not all(isinstance(load, TensorLoad) for load in loads):
+            return None
+        first, *others = (Span.of(load.source, load.indices, row) for load in loads)
+        steps = (other.first[-1] - first.first[-1] for other in others)
+        follow = all(Analyzer().can_prove_equal(step, number) for number, step in enumerate(steps, 1))
+        conditions, (begin, end) = limits[0], map(row.ranges.simplify, limits[1:])
+        fixed = isinstance(end, tirx.IntImm) and isinstance(begin, tirx.IntImm) and int(begin) == 0
+        if not (follow and fixed and row.is_fixed(predicate)) or first.reach[-1] != factors * (row.length - 1):
+            return None
+        return _Packed(
+            block=realize.block,
+            values=[*map(row.first.simplify, realize.iter_values)],
+            predicate=predicate,
+            data=first,
+            target=Span.of(store.buffer, place, row),
+            length=row.length,
+            words=int(end),
+            factors=factors,
+            borrowing=kind.borrowing if kind and isinstance(word, tirx.Add) else None,
+            exists=all_of(conditions),
+            nothing=nothing,
+            flipped=flipped,
+        )
+
+    @property
+    def element_bytes(self) -> int:
+        """The bytes of an element of the data."""
+        return int(np.dtype(self.data.buffer.dtype).itemsize)
+
+    def stores(self, lanes: int) -> Iterator[Stmt]:
+        """Yield the stores of the row in vectors of `lanes`, and of what is left in shorter ones."""
+        whole, left = divmod(self.words, lanes)
+        if whole > 1:
+            number = tirx.Var("number", "int64")
+            store = self._store(number * lanes, [lanes])
+            yield For(number, tirx.const(0, "int64"), tirx.const(whole, "int64"), ForKind.SERIAL, store)
+        elif whole:
+            yield self._store(0, [lanes])
+        begin, lengths = whole * lanes, [length for _, length in parts(left)]
+        if left and begin + lanes <= self.length:
+            # Filled up before it is stored: the processor waits for several stores that one load reads.
+            yield self._store(begin, lengths, lanes - left)
+            begin += lanes
+        for length in lengths if begin < self.words else []:
+            yield self._store(begin, [length])
+            begin += length
+        for first, length in parts(self.length - begin):
+            yield self._store(begin + first, [], length)
+
+    def _store(self, begin: Expr | int, lengths: Sequence[int], behind: int = 0) -> Stmt:
+        """Return the store of a vector from number `begin` on: of words, in parts of `lengths`, and some `behind`."""
+        length = sum(lengths) + behind
+        pieces = [self._vector(begin + sum(lengths[:number]), count) for number, count in enumerate(lengths)]
+        pieces += [_spread(self.nothing, count) for _, count in parts(behind)]
+        lanes = [tirx.const(lane, "int32") for lane in range(length)]
+        vector = tirx.Shuffle(pieces, lanes) if len(pieces) > 1 else pieces[0]
+        if lengths:
+            vector = tirx.if_then_else(self.exists, vector, _spread(self.nothing, length))
+        if self.flipped is not None:
+            vector = vector ^ _spread(self.flipped, length)
+        *outer, first = self.target.first
+        packed = BufferStore(self.target.buffer, vector, [*outer, ramp(first + begin, length)])
+        regions = [self.data.region], [self.target.region]
+        block = SBlock(self.block.iter_vars, *regions, self.block.name_hint, packed, annotations=self.block.annotations)
+        return SBlockRealize(self.values, self.predicate, block)
+
+    def _vector(self, begin: Expr | int, length: int) -> Expr:
+        """Return the vector of `length` words from number `begin` on, of elements as they are stored."""
+        (*outer, first), count = self.data.first, length * self.factors
+        elements: Expr = BufferLoad(self.data.buffer, [*outer, ramp(first + begin * self.factors, count)])
+        if self.element_bytes * self.factors < np.dtype(WORD).itemsize:
+            elements = elements.astype(f"int16x{count}")
+        vector = tirx.reinterpret(f"{WORD}x{length}" if length > 1 else WORD, elements)
+        return self.borrowing(vector) if self.borrowing else vector
 
 
-def _widened(words: Words, loop: For) -> Stmt | None:
-    realize, row, one = loop.body, Row.of([loop]), tirx.const(1, "int64")
-    store = realize.block.body
-    value, *place = outside_of(realize, [store.value, *store.indices])
-    exists, word, nothing = value.args if isinstance(value, Call) else (tirx.const(True), value, value)
-    loads = [load for _, load in _factors(word, 0) if isinstance(load, TensorLoad)]
-    if len(loads) != words.factors or not row.is_fixed(exists) or np.dtype(str(loads[0].ty.dtype)).itemsize > 1:
-        return None
-    first, second = (Span.of(load.source, load.indices, row) for load in loads)
-    neighbours = Analyzer().can_prove_equal(second.first[-1] - first.first[-1], 1)
-    if not neighbours or first.reach[-1] != 2 * (row.length - 1):
-        return None
-    lanes = tirx.Ramp(first.first[-1], one, 2 * row.length)
-    pairs = BufferLoad(first.buffer, [*first.first[:-1], lanes]).astype(f"int16x{2 * row.length}")
-    vector = tirx.reinterpret(f"{WORD}x{row.length}", pairs)
-    if isinstance(word, tirx.Add):
-        vector = words.borrowing(vector)
-    vector = tirx.if_then_else(exists, vector, tirx.Broadcast(nothing, row.length))
-    target = Span.of(store.buffer, place, row)
-    packed = BufferStore(store.buffer, vector, [*target.first[:-1], tirx.Ramp(target.first[-1], one, row.length)])
-    regions = [first.region], [target.region]
-    return SBlockRealize([], tirx.const(True), SBlock([], *regions, realize.block.name_hint, packed))
+def _spread(value: Expr, lanes: int) -> Expr:
+    """Return the vector of `lanes` in which each is `value`, or that itself."""
+    return tirx.Broadcast(value, lanes) if lanes > 1 else value
 
 
 def _whole(value: Expr) -> Expr:

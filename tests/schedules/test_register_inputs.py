@@ -6,20 +6,21 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, run_kernel, targets
+from support.kernels import X86, all_targets, bound, code_of, each_shape, run_kernel, targets, turn_of
 from support.strategies import not_empty, operands, problems
 from support.tolerances import assert_norm_close
 
 import tvm_deconv as td
 from tvm_deconv.compiler.selection import named
 from tvm_deconv.compute.direct_layout import Tile
+from tvm_deconv.problem import testing
 from tvm_deconv.problem.reference import reference
 from tvm_deconv.schedules.x86.algorithms.predicates import stores_sums
 from tvm_deconv.schedules.x86.register_inputs import halvings
 from tvm_deconv.schedules.x86.tiles import Plan
 from tvm_deconv.targets import CPU_TARGETS
 
-INPUTS = named("direct_inputs")
+INPUTS, WORDS = named("direct_inputs"), named("dot_inputs")
 PLAIN = td.Problem(2, 1, 21, 3, (5, 7), (3, 3), (2, 2), (1, 1), (1, 1), (10, 13), data_format="NXC")
 CASES = {
     "halo, cut rows, part of a vector of inputs": PLAIN,
@@ -32,23 +33,80 @@ CASES = {
     "three axes": td.Problem(
         1, 1, 17, 2, (3, 2, 5), (3, 2, 4), (2, 1, 2), (1, 1, 1), (1, 1, 1), (5, 2, 9), data_format="NXC"
     ),
+    "pairs of bfloat16": td.Problem(
+        1, 2, 16, 2, (2, 67), (2, 3), (2, 2), (1, 1), (0, 1), (4, 133), "bfloat16", data_format="NXC"
+    ),
     "integers": PLAIN.replace(dtype="int8", epilogue=td.Epilogue(True)),
 }
 
 
-def check(problem, target, plan, seed):
+def check(problem, target, plan, seed, algorithm=INPUTS):
     data, weights, bias = operands(problem, seed)
     wanted = reference(problem, data, weights, bias)
-    found = run_kernel(problem, target, data, weights, bias, INPUTS, plan).astype(np.float64)
+    found = run_kernel(problem, target, data, weights, bias, algorithm, plan).astype(np.float64)
     assert_norm_close(found, wanted, problem.dtype, message=(problem.key, plan))
 
 
 @targets
 @pytest.mark.parametrize("problem", CASES.values(), ids=CASES)
 def test_outputs_of_any_layer(problem, target):
+    """The default, some plan, and one whose blocks have whole rows."""
     plans = [plan for _, plan in INPUTS.candidates(problem, target)]
-    for plan in (plans[0], random.Random(len(plans)).choice(plans)):
+    widest = max(plans, key=lambda plan: plan.tile.width)
+    for plan in (plans[0], random.Random(len(plans)).choice(plans), widest):
         check(problem, target, plan, 5)
+
+
+#: In words: less than a vector, one and more, a word that is not full, a halo and none, groups, rows in blocks.
+LAYERS_OF_WORDS = {
+    "one channel": (1, 1, 64, 1, (7, 9), (2, 2), (2, 2), (1, 1), (0, 0), (14, 18)),
+    "part of a vector": (2, 1, 24, 3, (5, 7), (3, 3), (2, 2), (1, 1), (1, 1), (10, 13)),
+    "part of a word": (1, 1, 21, 5, (5, 7), (4, 4), (2, 2), (1, 1), (1, 1), (10, 14)),
+    "groups": (1, 3, 10, 2, (29,), (16,), (8,), (1,), (5,), (225,)),
+    "three axes": (1, 1, 35, 2, (3, 2, 5), (3, 2, 4), (2, 1, 2), (1, 1, 1), (1, 1, 1), (5, 2, 9)),
+    "long rows": (1, 1, 16, 2, (2, 67), (2, 3), (2, 2), (1, 1), (0, 1), (4, 133)),
+}
+
+
+@all_targets
+@each_shape({name: (shape, {}) for name, shape in LAYERS_OF_WORDS.items()})
+def test_words_of_any_layer(number, shape, options, target):
+    """The default, another plan, and one whose blocks have whole rows; every other layer has a zero point."""
+    problem = td.Problem(*shape, epilogue=td.Epilogue(True), data_format="NXC", **options)
+    if "avx512_bf16" in target.features and number % 2:
+        problem = problem.replace(dtype="bfloat16")
+    elif "vnni" in target.name or target.name in ("x86-64-v3", "x86-64-v4"):
+        problem = problem.replace(dtype=turn_of(("int8", "uint8"), number, len(target.name)))
+        if number % 2:
+            problem = problem.replace(quantization=td.Quantization("int8", turn_of(("uint8", "int32"), number // 2)))
+    if not WORDS.supports(problem, target):
+        pytest.skip("its words are those of another target")
+    arrays = testing.operands(problem, number)
+    if problem.dtype != "bfloat16":
+        limits = np.iinfo(problem.dtype)
+        arrays.data.flat[::3], arrays.data.flat[1::3] = limits.min, limits.max
+    wanted, plans = reference(problem, *arrays), [plan for _, plan in WORDS.candidates(problem, target)]
+    other = next(plan for plan in reversed(plans) if plan != plans[0] and plan.halves >= plans[0].halves)
+    for plan in (plans[0], other, max(plans, key=lambda plan: plan.tile.width)):
+        found = run_kernel(problem, target, *bound(problem, arrays), WORDS, plan)
+        if problem.dtype == "bfloat16":
+            assert_norm_close(found.astype(np.float64), wanted, "bfloat16", message=(problem.key, plan))
+        else:
+            np.testing.assert_array_equal(found, wanted, err_msg=str((problem.key, plan)))
+
+
+def test_words_come_from_the_data_by_vectors():
+    """No word is made of its factors: of all but the last channels vectors are loaded, and bytes widened, at once."""
+    for dtype, level, channels in (
+        ("uint8", "x86-64-v3", 24),
+        ("uint8", "x86-64-v4-vnni", 48),
+        ("int8", "x86-64-v4-vnni", 64),
+    ):
+        layer = td.Problem(
+            1, 1, channels, 1, (32, 32), (2, 2), (2, 2), (1, 1), (0, 0), (64, 64), dtype, data_format="NXC"
+        )
+        code = code_of(layer, CPU_TARGETS[level], WORDS)
+        assert "vpinsr" not in code.split("\npack_compute_:")[0]
 
 
 @targets
@@ -107,5 +165,10 @@ def test_few_outputs_of_many_inputs_are_the_default():
         {"kernel": (1, 4)},
     ):
         assert X86.default(layer.replace(**other), target)[0].name != "direct_inputs"
+    for dtype, level in (("uint8", "x86-64-v3"), ("uint8", "x86-64-v4-vnni"), ("bfloat16", "x86-64-v4-bf16")):
+        words = layer.replace(dtype=dtype)
+        assert X86.default(words, CPU_TARGETS[level])[0] is WORDS
+        assert X86.default(words.replace(out_channels=64), CPU_TARGETS[level])[0] is not WORDS
+    assert not WORDS.supports(layer, target)
     for changed in ({"out_channels": 9}, {"kernel": (1, 4)}, {"data_format": "NCX"}):
         assert not INPUTS.supports(layer.replace(**changed), target)

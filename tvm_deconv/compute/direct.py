@@ -205,7 +205,7 @@ class _Builder:
         inner_shape = {
             ROWS: layout.packed_place(channels, tile.outputs[:2], positions),
             CHANNELS: (positions, channels),
-            INPUTS: (positions, channels),
+            INPUTS: (positions, channels // groups),
             GROUPS: (layout.packed_positions, geometry.in_channels, tile.channels // groups),
         }[form]
 
@@ -217,13 +217,14 @@ class _Builder:
                 ci, *row, position = index[5:]
             elif form in (CHANNELS, INPUTS):
                 position, ci = index[5:]
+                first = group * stored + ci * groups
             else:
                 position, ci, lane = index[5:]
                 group = group * tile.channels + lane * groups
                 conditions.append(group < geometry.groups)
             within = layout.unflatten(position, row)
             if layout.pairs:
-                return blocks.pair(within, at, group, conditions)
+                return blocks.pair(within, at, first if form == INPUTS else group, conditions)
             if channels > stored:
                 conditions.append(ci < stored)
             if layout.transforms:
@@ -314,11 +315,11 @@ class _Builder:
                     ROWS: layout.packed_place(channel, (d, h), position),
                     CHANNELS: (position, channel),
                     GROUPS: (position, channel, word_of_pair(cc, layout.pairs)),
-                    INPUTS: (position, channel),
+                    INPUTS: (position, word_of_pair(channel, layout.pairs)),
                 }
                 value = packed[(*at, g, *inner[form])]
                 if layout.pairs:
-                    value = half_of_pair(value, cc, layout.pairs)
+                    value = half_of_pair(value, channel if form == INPUTS else cc, layout.pairs)
             within = [t.var for t in taps]
             place = section.index(g, co, (filter_d, filter_h), (fd, fh, fw), filter_step, within, cc, lane)
             weight = packed_filter[ravel(place, section.shape) + section.offset]
@@ -429,7 +430,7 @@ class _Builder:
             phases, positions = zip(
                 *(axis.place(i) for axis, i in zip(layout.geometry.axes, (d, h, w), strict=True)), strict=True
             )
-            return results.output(at, unpaired(cc, layout.pairs), phases, n, positions)
+            return results.output(at, unpaired(cc, layout.pairs if layout.form == GROUPS else 0), phases, n, positions)
 
         shape = (*layout.lead, *layout.block_outputs, tile.width * layout.strides[2], tile.channels)
         return _stage(shape, element, "interleave")

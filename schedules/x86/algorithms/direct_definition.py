@@ -105,7 +105,8 @@ class _Form:
             INPUTS: problem.in_channels,
         }
         of_lanes = partial(tiles.candidates, problem, self.form, self.winograd)
-        options = with_half_vectors(problem, target, extents[self.form], words, of_lanes)
+        extent, added_up = extents[self.form], self.form == INPUTS
+        options = with_half_vectors(problem, target, extent, words, of_lanes, added_up=added_up)
         return for_all_calls(problem, options, self.form, self._row_unit(problem, target))
 
     def _narrows(self, problem: Problem) -> bool:
@@ -118,6 +119,9 @@ class _Form:
     def _pairs(self, problem: Problem, target: CpuTarget, tile: Tile, lanes: int) -> int:
         """Return `lanes` where two vectors of groups are rounded to one of bfloat16 by integers, else 0."""
         geometry = Geometry.of(problem, bool(tile.uncropped))
+        if self.form == INPUTS:
+            bf = problem.dtype == "bfloat16" and problem.data_format == "NXC" and problem.in_channels % (2 * lanes) == 0
+            return lanes if bf and target.vector_registers <= 16 else 0
         whole = (tile.part or tile.channels) % (2 * lanes) == 0
         rounds = register_channels.rounds_pairs(problem, geometry, self.form, target, lanes)
         return lanes if whole and rounds else 0
@@ -145,7 +149,7 @@ class _Form:
         )
         joins = narrows and not stores_bytes(problem)
         joining_source, joining = "", ""
-        if joins or pairs:
+        if joins or (pairs and self.form == GROUPS):
             joining_source, joining = row_joining(problem, target, lanes, flushed=words is not None)
         # Past the caches rows are copied at once; a position's channels are stored as they are made at any size.
         streams = outgrows_caches(problem)
@@ -157,11 +161,11 @@ class _Form:
         if self.form != GROUPS and words is None:  # neither gains
             depth, height, width = definition.layout.packed
             scheduled, fetching = fetch_ahead(scheduled, problem, depth * height, width)
-        scheduled = load_words(scheduled) if words or pairs else scheduled
         # Words of whole rows LLVM makes as fast.
         whole_rows = plan.tile.width >= Geometry.of(problem).axes[2].positions
         if splits_rows(problem, target) and (words is None or not whole_rows):
             scheduled = split_row_ends(scheduled)
+        scheduled = load_words(scheduled, words, lanes) if words or pairs else scheduled
         finish = _Finish(
             problem=problem,
             target=target,

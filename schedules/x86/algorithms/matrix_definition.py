@@ -36,7 +36,7 @@ from tvm_deconv.schedules.x86.row_widening import widen_rows
 from tvm_deconv.schedules.x86.stores import outgrows_caches
 from tvm_deconv.schedules.x86.vector_rounding import round_vectors
 from tvm_deconv.schedules.x86.vectors import accumulator_lanes, with_half_vectors
-from tvm_deconv.schedules.x86.word_loads import load_pairs, load_words
+from tvm_deconv.schedules.x86.word_loads import load_words
 from tvm_deconv.targets import CpuTarget
 
 
@@ -152,7 +152,7 @@ def _in_words(
     """Return the scheduled `func` with loads and products of `words`, if given, and the LLVM IR that it calls."""
     if words is None:
         return func, ""
-    func = load_words(load_pairs(func, words))
+    func = load_words(func, words, lanes)
     if not tiled(words):
         return func, dot_functions(words, lanes)
     if whole_vectors and problem.output_dtype == "bfloat16":

@@ -219,6 +219,21 @@ def fills_rows_of_words(problem: Problem, target: CpuTarget) -> bool:
     return has_rows and fills_direct_words(problem, target)
 
 
+def stores_sums_of_words(problem: Problem, target: CpuTarget) -> bool:
+    """The target multiplies words of the type, channels are contiguous, and every phase has a tap."""
+    return stores_sums(problem, target) and multiplies_direct_words(problem, target)
+
+
+def fills_vectors_with_words(problem: Problem, target: CpuTarget) -> bool:
+    """Channels are contiguous; words of those of the input fill a quarter of a vector, and those of the output do not.
+
+    Lanes of half a vector of AVX-512 are added up in fewer steps.
+    """
+    words, lanes = words_of(problem, target), accumulator_lanes(problem, target)
+    few = words is not None and 4 * words.count(problem.in_channels) < lanes
+    return words is not None and not few and 2 * problem.out_channels < lanes and stores_sums(problem, target)
+
+
 def fills_vectors_with_channels_of_words(problem: Problem, target: CpuTarget) -> bool:
     """Words are full, and channels fill vectors."""
     return fills_direct_words(problem, target) and fills_vectors_with_channels(problem, target)
