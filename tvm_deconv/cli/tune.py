@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: The algorithms of all backends, whose modules need TVM.
 ALGORITHMS = (
-    "winograd", "amx", "amx_rows", "amx_winograd", "dot", "dot_channels", "dot_folded", "dot_rows",
+    "winograd", "amx", "amx_rows", "amx_winograd", "dot", "dot_channels", "dot_folded", "dot_inputs", "dot_rows",
     "dot_strassen", "dot_winograd", "matrix", "strassen", "winograd_rows", "direct_channels", "direct_folded",
     "direct_groups", "direct_inputs", "direct_rows", "col2im",
     "cuda_narrow", "cuda_tensor", "cuda_merged", "cuda_wgmma", "cuda_gathered", "cuda_held", "cuda_held_merged",
