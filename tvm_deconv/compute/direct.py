@@ -118,13 +118,13 @@ def define_direct(
 ) -> DirectDefinition:
     """Define `problem` in a `form` of `indexing`, blocked by `tile`, for vectors of `lanes` accumulators.
 
-    With `words`, in rows and channels alone, packed data and the filter hold these in the place of input channels, and
+    With `words`, in all forms but groups, packed data and the filter hold these in the place of input channels, and
     nothing may be transformed. If it `narrows`, the stage ``interleave`` has the type of the output, else that of
-    accumulators. `pairs`, in groups alone, is that of `FilterSection`. The parameters are the data, the packed filter,
-    `epilogue_parameter` if there is one, and the output. Data and bias have the caller's shapes; if `problem` is a
-    folded one, the bias is that of the `unfolded` problem. The output is ``[N, G, Co, D, H, W]`` or
-    ``[N, D, H, W, G, Co]``; `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile that
-    cannot be scheduled.
+    accumulators. `pairs`, in groups and inputs alone, is that of `FilterSection`. The parameters are the data, the
+    packed filter, `epilogue_parameter` if there is one, and the output. Data and bias have the caller's shapes; if
+    `problem` is a folded one, the bias is that of the `unfolded` problem. The output is ``[N, G, Co, D, H, W]`` or
+    ``[N, D, H, W, G, Co]``; `DirectDefinition.caller_index` maps it to the caller's. Raises ValueError for a tile
+    that cannot be scheduled.
     """
     layout = DirectLayout.of(problem, form, tile, lanes, words, pairs)
     return _Builder(problem, unfolded or problem, layout, words, narrows).definition()
@@ -192,7 +192,7 @@ class _Builder:
 
         Of words, it has those in the place of channels.
         Behind ``nb, db, hb, wb, g`` its axes are those of `DirectLayout.packed_place` in rows, ``[position, ci]`` in
-        channels and inputs, and ``[position, ci, lane]`` in groups, or ``[position, ci, word]`` of groups in pairs.
+        channels and inputs, and ``[position, ci, lane]`` in groups. In pairs the last one counts words.
         """
         layout, tile, form, geometry = self.layout, self.layout.tile, self.layout.form, self.layout.geometry
         channels, positions = layout.packed_data

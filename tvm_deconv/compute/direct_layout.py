@@ -71,8 +71,9 @@ class FilterSection:
     Winograd's along the first two axes; ``d, h, w`` count tiles of phases, and a tile holds `phases` of the last two
     axes. The reduction is ``[ci, taps(3)]`` in rows: all taps read a data element while it is in the first-level cache.
     Otherwise it is ``[taps(3), ci]``, since there the input channels of a position are contiguous. With a last axis
-    ``ci`` counts the vectors or rows. If `pairs` is not 0, the channels are groups, and two vectors of as many lanes
-    have the even and the odd ones of their groups. The data of both are one vector of words.
+    ``ci`` counts the vectors or rows. If `pairs` is not 0, two vectors of as many lanes have the even and the odd
+    ones of their groups, which the channels are then, or in inputs of their input channels. The data of both are one
+    vector of words.
     """
 
     offset: int
@@ -145,7 +146,7 @@ def group_and_channel(form: str, width: Expr | int, g: Expr, co: Expr, cc: Expr,
 
 
 def paired(lane: Expr, pairs: int) -> Expr:
-    """Return the group of a `lane`, both counted within a tile; `pairs` is that of `FilterSection`."""
+    """Return the group of a `lane`, both counted within a tile, or the input channel; see `FilterSection.pairs`."""
     if not pairs:
         return lane
     return lane // (2 * pairs) * (2 * pairs) + lane % pairs * 2 + lane // pairs % 2

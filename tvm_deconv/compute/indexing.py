@@ -165,7 +165,7 @@ class BlockedData:
         return (tirx.if_then_else(exists, value, self.zero_point) - self.zero_point).astype(self.dtype)
 
     def pair(self, within: Sequence[Expr], at: Sequence[Expr], group: Expr, inside: Sequence[Expr] = ()) -> Expr:
-        """Return the stored elements of 16 bits of `group` and the next one as a word; see `element`."""
+        """Return the stored elements of 16 bits of channel `group` of all and the next as a word; see `element`."""
         place, conditions = self._place(within, at)
         even, odd = (self._stored(place, group + number).astype(WORD) for number in range(2))
         word = even | (odd << tirx.const(16, WORD))

@@ -117,7 +117,11 @@ class _Form:
         return rows and (pairs or stores_bytes(problem))
 
     def _pairs(self, problem: Problem, target: CpuTarget, tile: Tile, lanes: int) -> int:
-        """Return `lanes` where two vectors of groups are rounded to one of bfloat16 by integers, else 0."""
+        """Return `lanes` where two vectors have the halves of words of bfloat16, else 0.
+
+        Of groups they are rounded to one, by integers. Of input channels, which AVX2 makes of words by an instruction
+        for each vector in place of two, channels must be neighbours that fill all pairs.
+        """
         geometry = Geometry.of(problem, bool(tile.uncropped))
         if self.form == INPUTS:
             bf = problem.dtype == "bfloat16" and problem.data_format == "NXC" and problem.in_channels % (2 * lanes) == 0
