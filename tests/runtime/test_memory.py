@@ -156,6 +156,7 @@ def by_algorithm(tmp_path_factory):
         "dot": plane.replace(dtype="int8"),
         "direct_folded": td.Problem(1, 1, 9, 20, (30, 40), (1, 2), (1, 2), (1, 1), (0, 0), (30, 80), data_format="NXC"),
         "direct_inputs": plane.replace(in_channels=32, out_channels=2, data_format="NXC"),
+        "dot_inputs": plane.replace(dtype="int8", in_channels=32, out_channels=2, data_format="NXC"),
     }
     cube = td.Problem.from_torch((1, 8, 6, 6, 16), (8, 24, 3, 3, 3), stride=2, epilogue=td.Epilogue(True))
     wanted = [
