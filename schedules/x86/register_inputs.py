@@ -14,9 +14,29 @@ from tvm.ir import Expr
 from tvm.tirx import Bind, BufferLoad, BufferStore, PrimFunc, Stmt
 
 from tvm_deconv.compute.direct import DirectDefinition
+from tvm_deconv.compute.direct_layout import Tile
 from tvm_deconv.problem import Problem
 from tvm_deconv.schedules.x86.register_channels import ChannelEpilogue, parts
 from tvm_deconv.schedules.x86.register_epilogue import RegisterTile, Terms, ramp
+from tvm_deconv.targets import CpuTarget
+
+#: With more sums LLVM spills some: 12 take 1.6 times as long as with data that are float32 in memory.
+MOST_SUMS_OF_PAIRS = 10
+
+
+def reads_pairs(problem: Problem, target: CpuTarget, tile: Tile, lanes: int) -> bool:
+    """Tell whether two vectors of `lanes` input channels are the halves of one of words of bfloat16.
+
+    Each takes one instruction then, and two alone. Channels must be neighbours, and fill all pairs, and the register
+    `tile` leave registers to both halves of its data. AVX-512 has instructions for words, or fewer vectors.
+    """
+    return (
+        problem.dtype == "bfloat16"
+        and target.vector_registers <= 16
+        and tile.channels * tile.positions * tile.phases <= MOST_SUMS_OF_PAIRS
+        and problem.data_format == "NXC"
+        and problem.in_channels % (2 * lanes) == 0
+    )
 
 
 def finish_inputs(func: PrimFunc, problem: Problem, definition: DirectDefinition, rounding: str) -> PrimFunc:
@@ -118,11 +138,9 @@ class InputEpilogue(ChannelEpilogue):
             if end == len(cells) or end % layout.lanes == 0 or place(end) != (row, offset + 1):
                 _, m, column, channel = cells[first]
                 outputs = self.outputs(tile, [*begin[:3], begin[3] + m], row, column)
-                place_of = [*self.place(tile, begin[0], outputs)]
-                place_of[-1] = place_of[-1] + channel
-                stmts += self._store_lanes(
-                    vectors[first // layout.lanes].var, first % layout.lanes, end - first, place_of
-                )
+                *position, channels = self.place(tile, begin[0], outputs)
+                number, lane = divmod(first, layout.lanes)
+                stmts += self._store_lanes(vectors[number].var, lane, end - first, [*position, channels + channel])
                 first = end
         return stmts
 

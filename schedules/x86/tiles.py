@@ -54,6 +54,8 @@ FEW_TASKS = 64
 _WORKSPACE = 1024
 #: Stores of a register tile that the next tile's multiply-adds hide, whatever their lines wait for.
 _HIDDEN_STORES = 18
+#: The cycles to make a vector of accumulators of data that have fewer bits and stay in registers.
+_CONVERTED = 0.5
 #: Bytes from one address to the next that competes with it for stores past the caches.
 _PAGE = 2048
 
@@ -470,7 +472,7 @@ class _Arithmetic:
             cycles += np.where(blocks.whole | in_place, 0.0, started)
         kept = finish * made / self.lanes + costs.register_task
         if self._converts:
-            kept = kept + 0.5 * packed / element / self.lanes
+            kept = kept + _CONVERTED * packed / element / self.lanes
         outside: Array = np.where(self._keeps_data(registers, packed // element), kept, cycles)
         return outside
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.kernels import X86, all_targets, bound, code_of, each_shape, run_kernel, targets, turn_of
+from support.kernels import X86, all_targets, bound, code_of, each_shape, innermost_loops, run_kernel, targets, turn_of
 from support.strategies import not_empty, operands, problems
 from support.tolerances import assert_norm_close
 
@@ -75,12 +75,11 @@ def test_words_of_any_layer(number, shape, options, target):
     problem = td.Problem(*shape, epilogue=td.Epilogue(True), data_format="NXC", **options)
     if "avx512_bf16" in target.features and number % 2:
         problem = problem.replace(dtype="bfloat16")
-    elif "vnni" in target.name or target.name in ("x86-64-v3", "x86-64-v4"):
+    else:
         problem = problem.replace(dtype=turn_of(("int8", "uint8"), number, len(target.name)))
         if number % 2:
             problem = problem.replace(quantization=td.Quantization("int8", turn_of(("uint8", "int32"), number // 2)))
-    if not WORDS.supports(problem, target):
-        pytest.skip("its words are those of another target")
+    assert WORDS.supports(problem, target)
     arrays = testing.operands(problem, number)
     if problem.dtype != "bfloat16":
         limits = np.iinfo(problem.dtype)
@@ -107,6 +106,17 @@ def test_words_come_from_the_data_by_vectors():
         )
         code = code_of(layer, CPU_TARGETS[level], WORDS)
         assert "vpinsr" not in code.split("\npack_compute_:")[0]
+
+
+def test_many_sums_leave_no_registers_to_both_halves_of_words():
+    """The default has twelve sums, and data that are float32 in memory: none is kept on the stack meanwhile."""
+    layer = td.Problem(1, 1, 128, 3, (8, 48), (5, 5), (2, 2), (1, 1), (2, 2), (16, 96), "bfloat16", data_format="NXC")
+    target = CPU_TARGETS["x86-64-v3"]
+    tile = INPUTS.candidates(layer, target)[0][1].tile
+    assert tile.channels * tile.positions * tile.phases == 12
+    loops = [body for body in innermost_loops(code_of(layer, target, INPUTS)) if "vfmadd" in body]
+    assert loops
+    assert not any("(%rsp)" in body for body in loops)
 
 
 @targets

@@ -201,12 +201,12 @@ class _Builder:
         channels = cut.factors_of(channels) if cut else channels
         dtype, where = sum_dtype(self.problem), (self.problem, geometry, layout.extents, data)
         blocks = BlockedData(*where, dtype, tile.block, words, zero_point)
-        groups = 2 if layout.pairs else 1  # of an element
+        together = 2 if layout.pairs else 1  # channels, or groups of one, of an element
         inner_shape = {
             ROWS: layout.packed_place(channels, tile.outputs[:2], positions),
             CHANNELS: (positions, channels),
-            INPUTS: (positions, channels // groups),
-            GROUPS: (layout.packed_positions, geometry.in_channels, tile.channels // groups),
+            INPUTS: (positions, channels // together),
+            GROUPS: (layout.packed_positions, geometry.in_channels, tile.channels // together),
         }[form]
 
         def element(*index: Expr) -> Expr:
@@ -217,14 +217,13 @@ class _Builder:
                 ci, *row, position = index[5:]
             elif form in (CHANNELS, INPUTS):
                 position, ci = index[5:]
-                first = group * stored + ci * groups
             else:
                 position, ci, lane = index[5:]
-                group = group * tile.channels + lane * groups
+                group = group * tile.channels + lane * together
                 conditions.append(group < geometry.groups)
             within = layout.unflatten(position, row)
             if layout.pairs:
-                return blocks.pair(within, at, first if form == INPUTS else group, conditions)
+                return blocks.pair(within, at, group, ci * together, conditions)
             if channels > stored:
                 conditions.append(ci < stored)
             if layout.transforms:

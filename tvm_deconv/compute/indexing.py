@@ -164,10 +164,16 @@ class BlockedData:
         # Subtracted outside of the condition: a vector would gather what only some of its lanes read.
         return (tirx.if_then_else(exists, value, self.zero_point) - self.zero_point).astype(self.dtype)
 
-    def pair(self, within: Sequence[Expr], at: Sequence[Expr], group: Expr, inside: Sequence[Expr] = ()) -> Expr:
-        """Return the stored elements of 16 bits of channel `group` of all and the next as a word; see `element`."""
+    def pair(
+        self, within: Sequence[Expr], at: Sequence[Expr], group: Expr, ci: Expr, inside: Sequence[Expr] = ()
+    ) -> Expr:
+        """Return the stored elements of 16 bits of `ci` of `group` and the next channel as a word; see `element`.
+
+        The next one is of the next group if a group has one.
+        """
         place, conditions = self._place(within, at)
-        even, odd = (self._stored(place, group + number).astype(WORD) for number in range(2))
+        first = group * self.problem.in_channels + ci
+        even, odd = (self._stored(place, first + number).astype(WORD) for number in range(2))
         word = even | (odd << tirx.const(16, WORD))
         return tirx.if_then_else(tirx.all(*inside, *conditions), word, tirx.const(0, WORD))
 

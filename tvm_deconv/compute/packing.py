@@ -24,7 +24,7 @@ from tvm_deconv.compute.col2im import ColumnLayout
 from tvm_deconv.compute.direct_layout import FilterSection, group_and_channel, paired
 from tvm_deconv.compute.extents import int64
 from tvm_deconv.compute.folding import FoldedFilter
-from tvm_deconv.compute.indexing import INPUTS, ROWS, ravel, unravel
+from tvm_deconv.compute.indexing import ROWS, ravel, unravel
 from tvm_deconv.compute.matrix_layout import MatrixSection
 from tvm_deconv.compute.phases import AxisRows, Geometry
 from tvm_deconv.compute.storage import filter_storage, sum_dtype, to_accumulator
@@ -62,6 +62,7 @@ def pack_filter(
     """
     geometry = Geometry.of(problem)
     factor = WORD if words else sum_dtype(problem)
+    inputs = words.count(problem.in_channels) if words else geometry.in_channels
     with _pack_function(unfolded, elements, factor) as (builder, source, packed):
         if unfolded is not problem:
             source = FoldedFilter(source, unfolded.out_channels)
@@ -69,13 +70,10 @@ def pack_filter(
             with build.grid(*map(int64, (*section.shape[:2], *section.shape[4:]))) as index:
                 g, co, d, h, w, *reduction, row, column, cc = index[:12]
                 ci, *taps = reduction if section.form == ROWS else [reduction[-1], *reduction[:-1]]
-                ci = paired(sum(index[12:], ci * section.lanes), section.pairs if section.form == INPUTS else 0)
+                ci = paired(sum(index[12:], ci * section.lanes), section.pairs)  # of groups in pairs it is 0
                 phases = (d, h * section.phases[0] + row, w * section.phases[1] + column)
                 group, channel = group_and_channel(section.form, section.channels, g, co, cc, section.pairs)
-                exists = tirx.all(group < geometry.groups, channel < geometry.out_channels)
-                if words is None or section.form == INPUTS:  # which may have no words at the end of a vector
-                    used = words.count(problem.in_channels) if words else geometry.in_channels
-                    exists = tirx.all(exists, ci < used)
+                exists = tirx.all(group < geometry.groups, channel < geometry.out_channels, ci < inputs)
                 element = partial(_element, problem, source, section.axes, (group, ci, channel), phases)
                 for points in itertools.product(*map(range, section.points)):
                     if words:

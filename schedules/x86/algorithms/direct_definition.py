@@ -117,15 +117,10 @@ class _Form:
         return rows and (pairs or stores_bytes(problem))
 
     def _pairs(self, problem: Problem, target: CpuTarget, tile: Tile, lanes: int) -> int:
-        """Return `lanes` where two vectors have the halves of words of bfloat16, else 0.
-
-        Of groups they are rounded to one, by integers. Of input channels, which AVX2 makes of words by an instruction
-        for each vector in place of two, channels must be neighbours that fill all pairs.
-        """
-        geometry = Geometry.of(problem, bool(tile.uncropped))
+        """Return `lanes` where two vectors, of groups or input channels, have halves of words of bfloat16, else 0."""
         if self.form == INPUTS:
-            bf = problem.dtype == "bfloat16" and problem.data_format == "NXC" and problem.in_channels % (2 * lanes) == 0
-            return lanes if bf and target.vector_registers <= 16 else 0
+            return lanes if register_inputs.reads_pairs(problem, target, tile, lanes) else 0
+        geometry = Geometry.of(problem, bool(tile.uncropped))
         whole = (tile.part or tile.channels) % (2 * lanes) == 0
         rounds = register_channels.rounds_pairs(problem, geometry, self.form, target, lanes)
         return lanes if whole and rounds else 0

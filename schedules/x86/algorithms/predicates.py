@@ -230,8 +230,9 @@ def fills_vectors_with_words(problem: Problem, target: CpuTarget) -> bool:
     Lanes of half a vector of AVX-512 are added up in fewer steps.
     """
     words, lanes = words_of(problem, target), accumulator_lanes(problem, target)
-    few = words is not None and 4 * words.count(problem.in_channels) < lanes
-    return words is not None and not few and 2 * problem.out_channels < lanes and stores_sums(problem, target)
+    if words is None or not stores_sums(problem, target):
+        return False
+    return 4 * words.count(problem.in_channels) >= lanes > 2 * problem.out_channels
 
 
 def fills_vectors_with_channels_of_words(problem: Problem, target: CpuTarget) -> bool:
